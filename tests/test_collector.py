@@ -68,6 +68,38 @@ def test_the_collector_visits_fewer_objects_than_there_are_nodes(
         cache.check_integrity()
 
 
+@pytest.mark.parametrize("guard", ["off", "on"])
+@pytest.mark.parametrize("tenants", [{}, {"a": {"namespaces": ["a"], "guarantee": 0.25}}])
+def test_a_cache_dropped_with_copies_in_flight_leaves_no_tree_behind(
+    tenants: dict[str, Any], guard: str
+) -> None:
+    def serve_and_drop() -> None:
+        cache = Cache.open(
+            {"full": {}},
+            page_size=PAGE,
+            device_tokens=320,
+            host_tokens=640,
+            payload=False,
+            tenants=tenants,
+            guard=guard,
+            write_policy="write-through",
+        )
+        request = cache.begin(TokenKey([8] * 20 * PAGE))
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, request.prompt)
+        cache.computed(request, request.prompt)
+        cache.finish(request)
+        assert cache.journal.operations()
+
+    def n_trees() -> int:
+        gc.collect()
+        return sum(issubclass(type(each), Tree) for each in gc.get_objects())
+
+    before = n_trees()
+    serve_and_drop()
+    assert n_trees() == before
+
+
 def fill(tree: Tree) -> None:
     for number in range(200):
         node = insert(tree, [number // 100, 0, number, *range(5)])

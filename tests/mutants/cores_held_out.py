@@ -504,7 +504,7 @@ change(
     operations.begin_demotion,
     "            ledger.in_flight += len(slots) // SLOT_BYTES\n"
     "            ledger.leaving += len(slots) // SLOT_BYTES\n"
-    "            operation.detached.append((component, slots))\n",
+    "            operation.detached.append((component.index, slots))\n",
     "            component.device.allocator.free(slots)\n",
 )
 change(

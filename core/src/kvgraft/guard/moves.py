@@ -63,7 +63,7 @@ class Moves:
         """`Journal.submit`, once the operation is sound."""
         if self.is_looking():
             self._check_pins(operation, direction)
-            check_transfers((), [operation])
+            check_transfers(self.tree, (), [operation])
             if operation.to_host:
                 self._check_policy(operation)
                 self._check_demoted(operation)
@@ -99,7 +99,7 @@ class Moves:
             )
         self.watched.contents.ending(transfer)
         if operation.receipt is not None:
-            check_transfers((), [operation])
+            check_transfers(self.tree, (), [operation])
         nodes = list(operation.nodes)
         arriving = [
             (node, component)
@@ -120,19 +120,20 @@ class Moves:
 
     def _check_pins(self, operation: Operation, direction: Direction) -> None:
         """It holds pins of its own, or the slots themselves (L8)."""
-        leaving = {component.index for component, _ in operation.detached}
+        leaving = {index for index, _ in operation.detached}
         for pair in operation.pairs:
+            name = self.tree.components[pair.component].name
             if len(pair.device) != len(pair.host):
                 raise ContractViolation(
                     "B3",
-                    pair.component.name,
+                    name,
                     f"a {direction.value} pairs {len(pair.device) // SLOT_BYTES} DEVICE slots with "
                     f"{len(pair.host) // SLOT_BYTES} on HOST",
                 )
-            if operation.receipt is None and pair.component.index not in leaving:
+            if operation.receipt is None and pair.component not in leaving:
                 raise ContractViolation(
                     "L8",
-                    pair.component.name,
+                    name,
                     f"a {direction.value} holds neither pins nor its "
                     f"{len(pair.device) // SLOT_BYTES} DEVICE slots",
                 )
@@ -166,7 +167,7 @@ class Moves:
 
     def _check_demoted(self, operation: Operation) -> None:
         """Data that leaves DEVICE with a victim is copied first, windows and states too (E4)."""
-        copied = {pair.component.index for pair in operation.pairs}
+        copied = {pair.component for pair in operation.pairs}
         for node, component, on_host in self._left:
             if (
                 operation.receipt is None

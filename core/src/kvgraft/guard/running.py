@@ -342,8 +342,8 @@ class Running:
         return sum(
             len(slots) // SLOT_BYTES
             for operation in self.watched.operations()
-            for component, slots in operation.detached
-            if component.index == index
+            for other, slots in operation.detached
+            if other == index
         )
 
     def _check_headroom(

@@ -139,8 +139,8 @@ class Evictor:
             if operation is not None:
                 on_their_way += sum(
                     len(slots) // SLOT_BYTES
-                    for other, slots in operation.detached
-                    if other is component
+                    for index, slots in operation.detached
+                    if index == component.index
                 )
                 try:
                     leaving.append(self.journal.submit(operation, Direction.BACKUP))
@@ -176,7 +176,7 @@ class Evictor:
             transfer
             for transfer in self.journal.queues[Direction.BACKUP]
             if transfer.operation is not None
-            and any(pair.component is component for pair in transfer.operation.pairs)
+            and any(pair.component == component.index for pair in transfer.operation.pairs)
         ]
 
     def _begin(self, victim: Victim) -> operations.Operation | None:

@@ -115,7 +115,7 @@ class Journal:
         counters = self.counters[direction]
         try:
             for pair in operation.pairs:
-                mounted = self._mounted[pair.component.index]
+                mounted = self._mounted[pair.component]
                 query = TransferQuery(direction, pair.device, pair.host)
                 built = None
                 if mounted.transfer_hooks is not None:

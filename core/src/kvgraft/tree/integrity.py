@@ -85,7 +85,7 @@ def check_integrity(
     if held is not None:
         _check_receipts(tree, nodes, list(held))
     if operations is not None:
-        check_transfers(nodes, list(operations))
+        check_transfers(tree, nodes, list(operations))
     for component in tree.components:
         _check_candidates(tree, component, nodes)
         _check_owners(tree, component, nodes, Tier.DEVICE, private, reserved)
@@ -252,10 +252,11 @@ def _check_receipts(tree: Tree, nodes: list[Node], held: list[Held]) -> None:
                 )
 
 
-def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> None:
+def check_transfers(tree: Tree, nodes: Sequence[Node], operations: Sequence[Operation]) -> None:
     """Transfers and nodes name each other, and each part of a node has its share (T10, B5, L8).
 
     Args:
+        tree: the components.
         nodes: all of the tree, or none to look at the transfers alone.
         operations: transfers that have not ended.
 
@@ -271,8 +272,8 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
         for node in operation.nodes:
             if operation not in (node.operations or ()):
                 raise IntegrityError("T10", None, f"{node!r} lost a transfer under way")
-        for component, on_device, on_host in operation.pairs:
-            cells = [node.cells[component.index] for node in operation.nodes]
+        for index, on_device, on_host in operation.pairs:
+            cells = [node.cells[index] for node in operation.nodes]
             arriving = b"".join(
                 cell.incoming.slots
                 for cell in cells
@@ -281,7 +282,7 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
             if arriving != (on_host if operation.to_host else on_device):
                 raise IntegrityError(
                     "B5",
-                    component.name,
+                    tree.components[index].name,
                     f"a transfer brings {len(on_host) // SLOT_BYTES} slots, its "
                     f"{len(operation.nodes)} nodes wait for {len(arriving) // SLOT_BYTES}, or for "
                     "others",
@@ -296,7 +297,7 @@ def check_transfers(nodes: Sequence[Node], operations: Sequence[Operation]) -> N
             if source != (on_device if operation.to_host else on_host):
                 raise IntegrityError(
                     "L8",
-                    component.name,
+                    tree.components[index].name,
                     f"a transfer reads {len(on_device) // SLOT_BYTES} slots that its nodes no "
                     "longer hold",
                 )
@@ -413,8 +414,8 @@ def _check_owners(
         for operation in node.operations or ():
             if device and id(operation) not in seen:
                 seen.add(id(operation))
-                for other, detached in operation.detached:
-                    if other is component:
+                for index, detached in operation.detached:
+                    if index == component.index:
                         in_flight[tenant] += claim(detached, f"a demotion of {node!r}")
     for name, where, who, slots, tenant in private:
         if name == component.name and where is tier:
@@ -436,8 +437,8 @@ def _check_owners(
     leaving = sum(
         len(slots) // SLOT_BYTES
         for operation in {id(o): o for n in nodes for o in n.operations or ()}.values()
-        for other, slots in operation.detached
-        if device and other is component
+        for index, slots in operation.detached
+        if device and index == component.index
     )
     if ledger.headroom + leaving < 0:  # slots being demoted come free with their copy
         raise IntegrityError("A12", component.name, ledger.overdrawn)

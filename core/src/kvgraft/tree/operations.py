@@ -37,9 +37,9 @@ __all__ = [
 
 
 class SlotPair(NamedTuple):
-    """The same data's slots of one component: int32 `[n]` bytes on either tier."""
+    """The same data's slots of one component, by its index: int32 `[n]` bytes on either tier."""
 
-    component: TreeComponent
+    component: int
     device: bytes
     host: bytes
 
@@ -61,11 +61,15 @@ class Incoming(NamedTuple):
 class Operation:
     """A copy in flight.
 
+    It names components by their indexes: the garbage collector sees no path through the nodes that
+    it stands on, so nothing here may lead to their tree (see `kvgraft.untracked`).
+
     Attributes:
         nodes: where data arrives, root first; splits add to it.
         receipt: the operation's own pins.
         pairs: source and target slots, per component.
-        detached: DEVICE slots the operation owns and frees when it ends (demotion).
+        detached: DEVICE slots, by component, that the operation owns and frees when it ends
+            (demotion).
         to_host: whether data moves to HOST.
     """
 
@@ -76,7 +80,7 @@ class Operation:
         self.receipt = receipt
         self.to_host = to_host
         self.pairs: list[SlotPair] = []
-        self.detached: list[tuple[TreeComponent, bytes]] = []
+        self.detached: list[tuple[int, bytes]] = []
 
     def n_slots(self) -> int:
         """Slots moved, over all components."""
@@ -104,8 +108,8 @@ def _leave(tree: Tree, operation: Operation) -> None:
         node.operations.remove(operation)
         if not node.operations:
             node.operations = None
-    for component, slots in operation.detached:
-        ledger = component.devices[operation.nodes[0].tenant]
+    for index, slots in operation.detached:
+        ledger = tree.components[index].devices[operation.nodes[0].tenant]
         ledger.cancel(slots)
         ledger.leaving -= len(slots) // SLOT_BYTES
     operation.detached = []
@@ -170,7 +174,7 @@ def _fill(
         cell = node.cells[component.index]
         assert cell.device is not None
         cell.incoming = Incoming(id(operation), True, slots)
-        operation.pairs.append(SlotPair(component, cell.device, slots))
+        operation.pairs.append(SlotPair(component.index, cell.device, slots))
 
 
 def begin_backup(tree: Tree, node: Node, components: list[TreeComponent]) -> Operation | None:
@@ -216,7 +220,7 @@ def begin_demotion(
             ledger = component.devices[node.tenant]
             ledger.in_flight += len(slots) // SLOT_BYTES
             ledger.leaving += len(slots) // SLOT_BYTES
-            operation.detached.append((component, slots))
+            operation.detached.append((component.index, slots))
         else:
             component.device.allocator.free(slots)
         if not copied:
@@ -319,7 +323,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
                 device += slots
                 host += cell.host
         if device:
-            operation.pairs.append(SlotPair(component, device, host))
+            operation.pairs.append(SlotPair(component.index, device, host))
     _join(operation)
     return operation
 
