@@ -23,7 +23,7 @@ _untrack.restype = None
 def untrack(*objects: object) -> None:
     """Take objects off the collector's list.
 
-    Objects that were never on it, such as compiled ones, stay as they are. About 0.15 µs each.
+    Those that are not on it stay as they are. About 0.15 µs each.
     """
     for each in objects:
         if is_tracked(each):

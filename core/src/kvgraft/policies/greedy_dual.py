@@ -37,8 +37,9 @@ class GreedyDualQueue:
         """Rank of the last victim."""
         self._entered: list[Any] = []
         """Stamps and nodes entered since then; so the floor is still that of their entry."""
-        self._ranked: list[tuple[int, int, Any, int]] = []
-        """A heap of rank, stamp, node, and floor when it was entered."""
+        self._ranked: list[Any] = []
+        """A heap of rank, stamp, node, and floor when it was entered. Compiled code would make a
+        typed tuple anew wherever one is used, and the collector would visit that one."""
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate; O(1)."""
@@ -48,7 +49,7 @@ class GreedyDualQueue:
         """Take the candidate of the lowest rank; None if there is none."""
         ranked, cost = self._ranked, self._cost
         for stamp, node in paired(self._entered):
-            entry = (self._floor + cost(node), stamp, node, self._floor)
+            entry: Any = (self._floor + cost(node), stamp, node, self._floor)
             untrack(entry)
             heappush(ranked, entry)
         self._entered.clear()
