@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,8 @@ from kvgraft.types import Tier
 
 __all__ = ["RowLimits", "Rows", "TableChanges", "row_limits", "spread"]
 
-Ints = npt.NDArray[np.int64]
-Slots = npt.NDArray[np.int32]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Slots: TypeAlias = npt.NDArray[np.int32]
 
 NO_SLOT = -1
 """The entry of a page of which a request holds nothing."""

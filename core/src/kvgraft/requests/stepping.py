@@ -9,7 +9,7 @@ reservation, or other calls changed it. `Rows` keeps how far each can go without
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -35,8 +35,8 @@ from kvgraft.tree.tree import Tree
 
 __all__ = ["Batch", "Step", "Stepper"]
 
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+Ints: TypeAlias = npt.NDArray[np.int64]
+Bools: TypeAlias = npt.NDArray[np.bool_]
 
 NOTHING_LEFT = Leaving(NO_PAGE, NO_PAGE, NO_PAGE)
 """Where every page is needed."""
@@ -158,7 +158,7 @@ class Stepper:
 
     def begin(
         self,
-        requests: Sequence[Request],
+        requests: Sequence[Any],
         tokens: object,
         n_tokens: int,
         n_computed: object,
