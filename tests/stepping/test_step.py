@@ -189,6 +189,7 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
             (running[:2], [1.5, 1], {}, ConfigError, "not integers"),
             (running[:2], [[1], [1, 2]], {}, ConfigError, "no array of integers"),
             (running[:1], [1], {"n_tokens": -1}, ConfigError, "n_tokens"),
+            (running[:1], [1], {"n_tokens": 1.5}, ConfigError, "n_tokens"),
             (running[:1], [1], {"n_computed": 2.5}, ConfigError, "n_computed"),
             (running[:1], [1], {"n_computed": [1, 1]}, ConfigError, "n_computed"),
             (running[:1], [1], {"n_computed": 9}, LeaseError, "n_computed"),

@@ -160,7 +160,7 @@ class Stepper:
         self,
         requests: Sequence[Any],
         tokens: object,
-        n_tokens: int,
+        n_tokens: Any,
         n_computed: object,
         enter: Callable[[Request], None],
     ) -> Batch:
