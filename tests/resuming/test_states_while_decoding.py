@@ -12,7 +12,7 @@ from kvgraft.packages.registry import load_plugin
 from kvgraft.pools import BuildContext, DevicePool
 
 from ..serving.components import StateOptions, StatePackage
-from ..serving.setups import SETUPS
+from ..serving.setups import INSTALLED
 
 PAGE, PROMPT = 4, 20
 
@@ -39,12 +39,12 @@ class CountedStates(StatePackage):
 def opened(**settings: Any) -> Cache:
     package = load_plugin("counted", CountedStates("counted"))
     config = {
-        "components": {**SETUPS["full"].options, "counted": {}},
+        "components": {"full": {}, "counted": {}},
         "page_size": PAGE,
         "device_tokens": 512,
         **settings,
     }
-    return Cache(parse_config(config), plugins=[*SETUPS["full"].plugins.values(), package])
+    return Cache(parse_config(config), plugins=[*INSTALLED.values(), package])
 
 
 def decoded(cache: Cache, n_tokens: int) -> tuple[int, int]:
@@ -56,7 +56,7 @@ def decoded(cache: Cache, n_tokens: int) -> tuple[int, int]:
         n_new = cache.next_chunk(request)
         assert cache.allocate(request, n_new)
         cache.computed(request, n_new)
-    pool = cache.mounted[1].component.device
+    pool = cache.mounted[-1].component.device
     assert isinstance(pool, CountingPool)
     key.extend([900])
     assert cache.allocate(request, 1)  # keeps the state at the prompt's end
@@ -89,3 +89,9 @@ def test_by_default_a_decode_of_256_tokens_copies_its_state_once() -> None:
 
 def test_a_request_that_ends_on_a_page_leaves_its_state_there_whatever_the_interval() -> None:
     assert decoded(opened(), 44) == (0, 64)
+
+
+def test_beside_a_window_the_next_turn_resumes_at_the_last_page_of_the_answer() -> None:
+    """The window's pages before an earlier state would be gone."""
+    cache = opened(components={"full": {}, "swa": {"window": 2 * PAGE}, "counted": {}})
+    assert decoded(cache, 42)[1] == 60

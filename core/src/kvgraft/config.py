@@ -210,7 +210,7 @@ class CacheConfig(SettingsModel):
             cut or the prefix before: the cost of an extra pass of the model, in tokens.
         decode_interval_tokens: while a request decodes, a copy of its state is kept at each
             multiple of this many tokens, rounded up to pages; it leaves the last one behind. 0
-            keeps one at every page.
+            keeps one at every page, as a cache with windows always does.
         states_inside_chunks: the engine's kernels give states inside a chunk: nothing is cut, and
             `Cache.computed` is handed them.
         max_requests: rows of the page tables of `Cache.step`: most requests that step at a time.

@@ -624,7 +624,9 @@ class Shares:
                     )
             return
         page, rest = divmod(request.computed, self.tree.page_size)
-        interval = -(-self.cache.config.decode_interval_tokens // self.tree.page_size) or 1
+        windows = not all(each.is_state or each.is_prefix_closed for each in self.tree.components)
+        interval = -(-self.cache.config.decode_interval_tokens // self.tree.page_size)
+        interval = 1 if windows else max(1, interval)
         for component in self.tree.components:
             own = request.state_part(component.index)
             if own is None:

@@ -64,7 +64,8 @@ class ResumePoints:
         mounted: the components, for the bytes of their slots.
         cut_tokens: tokens between two boundaries at which a prefill is cut for its states, at
             least; the cost of an extra pass of the model.
-        decode_tokens: tokens between two states that are kept while decoding.
+        decode_tokens: tokens between two states that are kept while decoding, where no component
+            has a window.
         inside: the engine hands over states from inside a chunk, so that nothing is cut.
 
     Attributes:
@@ -97,7 +98,6 @@ class ResumePoints:
         self.skipped: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.reasons: dict[PointKind, str] = {}
         self.cut_pages = -(-cut_tokens // tree.page_size)
-        self.decode_pages = max(1, -(-decode_tokens // tree.page_size))
         nbytes = [each.component.device.slot_nbytes for each in mounted]
         base = tree.components[0]
         per_page = nbytes[0] * base.slots_per_page
@@ -106,6 +106,10 @@ class ResumePoints:
             per_page += 0 if host is None else host.slab_nbytes * base.slots_per_page
         bounded = [component for component in tree.components if not component.is_prefix_closed]
         states = [component for component in bounded if component.is_state]
+        # Pages of windows go as the decode passes on, and a state without them is of no use.
+        self.decode_pages = 1
+        if states == bounded:
+            self.decode_pages = max(1, -(-decode_tokens // tree.page_size))
         self.state_spacing = _pages_for(states, nbytes, per_page)
         # However few bytes a state takes: the grid leaves most slots to the other points.
         base_pages = base.device.capacity / base.slots_per_page

@@ -141,10 +141,13 @@ class Bench:
     def _resuming(self, nbytes: dict[str, int]) -> Resuming:
         """The points of this cache; a grid that costs more than its share is refused (I12)."""
         points = self.cache.points
+        model = self.model.components
+        windows = not all(each.is_state or each.is_prefix_closed for each in model)
+        decode_pages = -(-self.sizes.decode_tokens // self.sizes.page_size)
         resuming = Resuming(
             self.model,
             cut_pages=-(-self.sizes.cut_tokens // self.sizes.page_size),
-            decode_pages=-(-self.sizes.decode_tokens // self.sizes.page_size) or 1,
+            decode_pages=1 if windows else max(1, decode_pages),
             inside=self.sizes.inside,
             spacing=points.spacing,
             state_spacing=points.state_spacing,
