@@ -80,6 +80,7 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
 
 
 BY_TESTS = (
+    "a_running_request_keeps_its_old_pages",
     "a_running_request_keeps_its_old_state",
     "slots_that_close_cost_no_headroom",
     "an_extent_leaves_with_live_slots",

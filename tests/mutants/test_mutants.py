@@ -32,7 +32,6 @@ QUICK = (
     "a_request_waits_for_pages_without_end",
     "a_request_that_was_put_off_is_not_matched_again",
     "more_is_pending_than_is_shared",
-    "a_running_request_keeps_its_old_pages",
     "an_extent_is_leased_twice",
 )
 """Cores that are found within a second or two: data left behind, events, waits, budgets."""
