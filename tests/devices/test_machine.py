@@ -23,7 +23,11 @@ def on_device(name: str) -> Setup:
     return replace(setup_for([name], COMPONENTS, references()), device="simulated")
 
 
-@pytest.mark.parametrize("names", [["full"], ["full", "swa", "mamba"]], ids="+".join)
+@pytest.mark.parametrize(
+    "names",
+    [["full"], pytest.param(["full", "swa", "mamba"], marks=pytest.mark.long)],
+    ids="+".join,
+)
 def test_the_state_machine_finds_nothing_out_of_order(names: list[str]) -> None:
     found = drive(replace(setup_for(names, COMPONENTS), device="simulated"), settings=SETTINGS)
     assert found.violation is None, found.steps
