@@ -148,7 +148,8 @@ bench: setup ## run every script in benchmarks/
 # the core of the compiled build, unpacked: in front of the path it stands for the one in .venv
 COMPILED := build/compiled
 # those that need no class of the core to be patched; tests/commands.py marks the others among them
-COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions
+COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions tests/stepping \
+  tests/test_collector.py
 
 compiled: setup ## compile the core into build/compiled; needs a C compiler
 	rm -rf $(COMPILED)

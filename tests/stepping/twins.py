@@ -153,7 +153,7 @@ class Twins:
         assert found[0] == found[1]
 
     def note(self, pair: Pair) -> None:
-        """What its last pass computed, noted for it alone."""
+        """Note the tokens of its last pass, for it alone."""
         n_tokens = self.given[id(pair.looped)]
         for cache, request in zip(self.caches, pair):
             cache.computed(request, n_tokens)
@@ -264,7 +264,7 @@ class Twins:
 
 
 def _told(request: Request) -> dict[str, Any]:
-    """What a request says of itself."""
+    """Public state of a request."""
     names = (
         *("computed", "allocated", "points", "checkpoints", "left", "last_point", "last_left"),
         *("cached", "published", "skipped", "stage", "load_started", "anchor_tokens"),
@@ -277,7 +277,7 @@ def _told(request: Request) -> dict[str, Any]:
 
 
 def _told_of_part(part: Part) -> dict[str, Any]:
-    """What a part says of itself, slots aside."""
+    """Public state of a part, slots aside."""
     found: dict[str, Any] = {}
     for account in (part.account, part.host_account):
         if account is not None:
