@@ -104,7 +104,7 @@ MUTANTS = {
     ),
     "a transfer is over when its first layer is there": _mutant(
         "R7 B3",
-        streams.StreamTicket.done.fget,  # type: ignore[attr-defined]
+        streams.StreamTicket.done,
         "self._look(None)",
         "self._look(None) or self.layers_done > 0",
     ),

@@ -17,6 +17,9 @@ import torch
 from kvgraft import CacheConfig, Tier, TokenKey, WritePolicy
 from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
+from kvgraft.config import GuardMode
+from kvgraft.devices.accelerator import Accelerator
+from kvgraft.devices.runtime import SIMULATED
 from kvgraft.devices.simulated import SimulatedDevice
 from kvgraft.requests.request import Request
 from kvgraft.transfers.streams import StreamTicket
@@ -49,6 +52,9 @@ class Player:
         device: where.
         names: components.
         policy: when data is backed up.
+        name: the cache's name of the device.
+        pages: of each pool on DEVICE.
+        guard: whether the guard checks every call.
 
     Attributes:
         wrong: reads of other bytes than those computed.
@@ -57,11 +63,13 @@ class Player:
 
     def __init__(
         self,
-        device: SimulatedDevice,
+        device: SimulatedDevice | Accelerator,
         names: Sequence[str] = ("full",),
         policy: WritePolicy = WritePolicy.WRITE_THROUGH,
         *,
+        name: str = SIMULATED,
         pages: int = 24,
+        guard: GuardMode = GuardMode.OFF,
     ) -> None:
         config = CacheConfig(
             components={name: COMPONENTS[name] for name in names},
@@ -69,12 +77,15 @@ class Player:
             device_tokens=2 * pages,
             host_tokens=3 * pages,
             write_policy=policy,
-            device="simulated",
-            transfer_timeout_s=5.0,
+            device=name,
+            transfer_timeout_s=60.0,
+            guard=guard,
+            guard_full_check=20,
         )
         parts = parts_of(config)
         parts.runtime = device
-        self.device = device
+        if isinstance(device, SimulatedDevice):
+            self.device = device
         self.cache = Cache(config, parts=parts)
         self.live: list[Request] = []
         self.wrong: list[str] = []
@@ -157,7 +168,7 @@ class Player:
         request = self.begin(tokens, decode)
         assert request is not None
         for transfer in list(request.waits):
-            assert transfer.ticket.wait(5)
+            assert transfer.ticket.wait(60)
         end = request.prompt + decode
         while request.computed < end:
             assert self.step(request)
@@ -178,8 +189,12 @@ class Player:
         assert self.cache.drain()
         self.cache.check_integrity()
         self.cache.close()
-        self.device.finish()
+        self.finish()
         assert self.wrong == []
+
+    def finish(self) -> None:
+        """Everything that was submitted has run, in order."""
+        self.device.finish()
 
     # -- random requests
 

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgraft import Cache, ContractViolation, WritePolicy
+from kvgraft import Cache, ContractViolation, TokenKey, WritePolicy
+from kvgraft.config import GuardMode
 from kvgraft.devices.simulated import SimulatedDevice, Unordered
 from kvgraft.types import Direction
 
@@ -72,6 +73,25 @@ def test_a_prefix_is_backed_up_evicted_and_loaded_back() -> None:
     player.close()
 
 
+def test_a_device_that_is_lost_fails_its_loads_and_lets_the_cache_go() -> None:
+    player = Player(SimulatedDevice(), ["full", "mamba"])
+    prompt = list(range(16))
+    player.serve([*prompt, 1, 2], 3)
+    player.empty_device()
+    cache, failed = player.cache, player.cache.journal.counters
+    for n_failed in (1, 2):  # lost beneath a load, and before one
+        request = cache.begin(TokenKey([*prompt, 5]))
+        assert cache.admit(request).admitted
+        assert cache.load_back(request)
+        player.device.lose()
+        cache.poll()
+        assert request.load_failed
+        assert failed[Direction.LOAD_BACK].failed == n_failed
+        cache.abort(request)
+    cache.check_integrity()
+    cache.close()
+
+
 def test_a_cache_is_opened_on_the_simulated_device_by_its_name() -> None:
     cache = Cache.open(["full"], device_tokens=64, host_tokens=64, device="simulated")
     (pool,) = (each.component.device for each in cache.mounted)
@@ -82,6 +102,17 @@ def test_a_cache_is_opened_on_the_simulated_device_by_its_name() -> None:
 @pytest.mark.parametrize("seed", range(len(SETS)))
 def test_every_access_is_in_order_and_every_byte_right(seed: int) -> None:
     played(seed, 300).close()
+
+
+@pytest.mark.parametrize("names", SETS, ids="+".join)
+def test_the_guard_finds_nothing_on_the_device(names: Sequence[str]) -> None:
+    draw = random.Random(len(names))
+    device = SimulatedDevice(lambda n: draw.randrange(n) if draw.random() < 0.5 else 0)
+    player = Player(device, names, WritePolicy.WRITE_BACK, guard=GuardMode.ON)
+    player.play(draw.randrange, 150)
+    player.close()
+    assert player.cache.guard is not None
+    assert player.cache.guard.looked_at > 100
 
 
 @settings(deadline=None)

@@ -84,3 +84,30 @@ def test_a_row_that_a_plane_does_not_have_is_refused(row: int) -> None:
     for rows in ((good, bad), (bad, good)):
         with pytest.raises(IndexError, match=f"rows {row} to {row} of a plane of {N_ROWS}"):
             Fragmenter().fragments([PlaneCopy(0, plane, plane, *rows)])
+
+
+@given(
+    n_rows=st.integers(0, 5),
+    sizes=st.lists(st.integers(1, 3), max_size=4),
+    dense=st.booleans(),
+    alike=st.booleans(),
+    mixed=st.booleans(),
+)
+def test_groups_have_the_fragments_of_each(
+    n_rows: int, sizes: list[int], *, dense: bool, alike: bool, mixed: bool
+) -> None:
+    sources, targets = planes(12, dense=dense), planes(12, dense=dense)
+    if mixed:
+        targets[1] = planes(12, dense=not dense)[1]
+    rows, into = torch.arange(0, 2 * n_rows, 2), torch.arange(n_rows)
+    copies = iter(
+        PlaneCopy(at, *pair, rows if alike else rows.clone(), into)
+        for at, pair in enumerate(zip(sources, targets))
+    )
+    groups = [[next(copies) for _ in range(size)] for size in sizes]
+    fragmenter = Fragmenter()
+    wanted = [fragmenter.fragments(group) for group in groups]
+    found = fragmenter.of_groups(groups)
+    assert [[each.tolist() for each in one] for one in found] == [
+        [each.tolist() for each in one] for one in wanted
+    ]

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft import Cache, ConfigError
-from kvgraft.pools import cuda_driver, device
+from kvgraft.devices import cuda_driver
+from kvgraft.pools import device
 from kvgraft.pools.mapped import MappedSpace
 from kvgraft.pools.reserved import can_reserve
 
@@ -166,7 +167,7 @@ def test_without_a_driver_only_the_host_has_address_space() -> None:
         assert not can_reserve(GPU)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu("cuda")
 def test_pools_on_a_gpu_share_one_budget() -> None:
     nbytes = 1 << 30
     wide = {

@@ -15,6 +15,8 @@ from kvgraft.pools import DevicePool, PlaneSpec, slot_index
 from kvgraft.pools.plan import PoolPlan
 from kvgraft.pools.stacks import PLANE_ALIGNMENT, copy_rows, stack_lanes
 
+from ..gpu import accelerator
+
 N_LAYERS = 48
 STATE = [
     spec
@@ -25,8 +27,6 @@ STATE = [
     )
 ]
 """A state of 48 layers: a row of 60 bytes and one of 120 in each."""
-
-ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 class Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -96,10 +96,10 @@ def test_on_the_cpu_no_copy_calls_torch(n_states: int) -> None:
     expect_copied(pool, before, read, write)
 
 
-@ON_GPU
+@pytest.mark.gpu
 @pytest.mark.parametrize("n_states", [1, 64])
 def test_on_a_gpu_a_copy_costs_ten_calls_at_most(n_states: int) -> None:
-    pool = DevicePool(STATE, 130, "cuda")
+    pool = DevicePool(STATE, 130, accelerator())
     before = filled(pool)
     read, write = list(range(n_states)), list(range(128, 128 - n_states, -1))
     pool.copy_slots(as_slots([129]), as_slots([128]))

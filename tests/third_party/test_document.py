@@ -11,16 +11,13 @@ import pytest
 
 from ..commands import ROOT
 from ..documents.test_examples import shape
-from .workshop import CONTRACT, HOOKS_AND_POOLS, Workshop
+from .asking import expect_kept
+from .workshop import Workshop
 
 DOCUMENT = (ROOT / "docs" / "write-a-component.md").read_text(encoding="utf-8")
 
 BLOCK = re.compile(r"(?:^`(?P<path>\S+)`:\n\n)?^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re.S)
 """A fenced block, after the name of the file it is to be if a line names one."""
-
-
-LONG = ("kvgraft check ", "kvgraft replay ", "pytest tests/")
-"""Commands that take long, and look at the component that the document's `pytest` has checked."""
 
 
 class Block(NamedTuple):
@@ -52,30 +49,34 @@ def cleared(workshop: Workshop) -> Iterator[Workshop]:
     workshop.uninstall("kvgraft-chunked")
 
 
-@pytest.mark.parametrize(
-    ("left_out", "contract"),
-    [
-        pytest.param(LONG, HOOKS_AND_POOLS, id="quick"),
-        pytest.param((), CONTRACT, id="whole", marks=pytest.mark.long),
-    ],
-)
-def test_the_document_runs_from_top_to_bottom(
-    cleared: Workshop, tmp_path: Path, left_out: tuple[str, ...], contract: str
+def write(block: Block, here: Path) -> None:
+    path = here / block.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.body, encoding="utf-8")
+
+
+def test_the_package_of_the_document_keeps_every_clause_that_is_asked_of_hooks_and_pools(
+    tmp_path: Path,
 ) -> None:
+    """Without the state machine, and without installing it."""
+    for block in BLOCKS:
+        if block.path:
+            write(block, tmp_path)
+    expect_kept(["chunked"], [tmp_path / "src"])
+
+
+@pytest.mark.long
+def test_the_document_runs_from_top_to_bottom(cleared: Workshop, tmp_path: Path) -> None:
     here = tmp_path
     for block in BLOCKS:
         if block.path:
-            path = here / block.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(block.body, encoding="utf-8")
+            write(block, here)
             continue
         for command, shown in commands(block.body):
             if command.startswith("cd "):
                 here = (here / command.removeprefix("cd ")).resolve(strict=True)
                 continue
-            if left_out and command.startswith(left_out):
-                continue
-            output = cleared.succeeds(command, here, contract)
+            output = cleared.succeeds(command, here)
             printed = {shape(line) for line in output.splitlines()}
             missing = [line for line in shown if shape(line) not in printed]
             assert not missing, f"$ {command} does not print {missing}; it prints {printed}"

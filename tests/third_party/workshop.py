@@ -12,7 +12,7 @@ from typing import Any
 from ..commands import run
 from ..packaging.conftest import PIP, Environment
 
-__all__ = ["CONTRACT", "HOOKS_AND_POOLS", "Workshop"]
+__all__ = ["Workshop"]
 
 PIP_PROGRAM = """#!/bin/sh
 command=$1; shift
@@ -23,9 +23,6 @@ exec "{python}" -m pip --disable-pip-version-check --python "{environment}" "$co
 
 CONTRACT = "--contract-profile=dev --hypothesis-seed=0"
 """Contract tests here show that packages work, in seconds; others look harder for broken rules."""
-
-HOOKS_AND_POOLS = f"{CONTRACT} -k 'not driven and not expected'"
-"""The same without the state machine."""
 
 PYTEST_PROGRAM = """#!/bin/sh
 exec "{environment}/bin/python" -m pytest -p no:cacheprovider "$@"

@@ -46,7 +46,7 @@ def test_nothing_is_published_before_the_copy_is_acknowledged(name: str) -> None
     if not mirrored:
         cache.close()
         return
-    assert fence.met.wait(5)
+    assert fence.met.wait(60)
     assert cache.poll() == 0
     assert all(pages_on(cache, PROMPT, each, Tier.HOST) == [] for each in mirrored)
     cache.check_integrity()
@@ -69,7 +69,7 @@ def test_copies_a_checkpoint_starts_wait_for_its_fence() -> None:
     request = server.start([*PROMPT, 1])
     server.prefill(request)
     assert cache.checkpoint(request, fence)
-    assert fence.met.wait(5)
+    assert fence.met.wait(60)
     assert cache.poll() == 0
     assert pages_on(cache, PROMPT, "full", Tier.HOST) == []
     fence.set()
@@ -272,14 +272,14 @@ def test_draining_is_bounded_and_says_whether_all_ended() -> None:
     computed(server, PROMPT, fence)
     started = time.monotonic()
     assert not cache.drain()
-    assert time.monotonic() - started < 2
+    assert time.monotonic() - started < 30
     fence.set()
     _settled(cache)
     cache.close()
 
 
 def _settled(cache: Cache) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not cache.drain():
         assert time.monotonic() < deadline
 

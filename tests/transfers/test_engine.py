@@ -35,13 +35,13 @@ def test_submitting_does_not_wait_and_a_copy_does_not_start_before_its_fence(
 ) -> None:
     fence, moved = Held(), copy()
     ticket = engine.submit([moved], fence)
-    assert fence.met.wait(5)
+    assert fence.met.wait(60)
     assert not ticket.done
     assert moved.target.sum() == 0
     # data that the computation writes before the fence is copied
     moved.source.fill_(7)
     fence.set()
-    assert ticket.wait(5)
+    assert ticket.wait(60)
     assert ticket.error is None
     assert moved.target.eq(7).all()
 
@@ -54,7 +54,7 @@ def test_submissions_run_in_their_order(engine: CpuTransferEngine) -> None:
     ]
     assert not any(ticket.done for ticket in tickets)
     fence.set()
-    assert tickets[-1].wait(5)
+    assert tickets[-1].wait(60)
     assert all(ticket.done for ticket in tickets)
     assert target.eq(3).all()
 
@@ -75,14 +75,14 @@ def test_a_layer_can_be_read_before_the_next_one_has_arrived(engine: CpuTransfer
     gate.set()
     ticket.wait_layer(5, 5)
     assert last.target.eq(1).all()
-    assert ticket.wait(5)
+    assert ticket.wait(60)
 
 
 def test_a_copy_that_raises_fails_its_ticket_and_no_other(engine: CpuTransferEngine) -> None:
     outside = copy(layer=1)._replace(source_rows=ROWS + 100)
     bad = engine.submit([copy(layer=0), outside, copy(layer=2)])
     good = engine.submit([copy()])
-    assert good.wait(5)
+    assert good.wait(60)
     assert good.error is None
     assert isinstance(bad.error, IndexError)
     assert bad.layer_ready(0)
@@ -97,7 +97,7 @@ def test_a_fence_that_raises_or_is_never_reached_fails_the_copy() -> None:
     moved = copy()
     broken = engine.submit([moved], Broken())
     late = engine.submit([moved], Held())
-    assert late.wait(5)
+    assert late.wait(60)
     assert isinstance(broken.error, OSError)
     assert isinstance(late.error, TransferError)
     assert "0.05 s" in str(late.error)
@@ -110,8 +110,19 @@ def test_waiting_is_bounded(engine: CpuTransferEngine) -> None:
     ticket = engine.submit([copy()], fence)
     started = time.monotonic()
     assert not ticket.wait(0.05)
-    assert 0.04 < time.monotonic() - started < 2
+    assert 0.04 < time.monotonic() - started < 30
     fence.set()
+
+
+def test_copies_after_the_end_fail_at_once() -> None:
+    engine = CpuTransferEngine()
+    engine.close()
+    moved = copy()
+    ticket = engine.submit([moved])
+    assert ticket.done
+    assert str(ticket.error) == "the engine is closed: nothing is copied any more"
+    assert moved.target.sum() == 0
+    engine.close()
 
 
 def test_closing_finishes_submitted_copies() -> None:

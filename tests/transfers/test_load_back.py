@@ -56,7 +56,7 @@ def test_starting_a_load_waits_for_nothing_and_publishes_nothing(name: str) -> N
     assert cache.admit(request).admitted
     waits = cache.load_back(request, fence)
     assert len(waits) == 1
-    assert fence.met.wait(5)
+    assert fence.met.wait(60)
     assert cache.poll() == 0
     assert not bool(request.ready)  # mypy would hold the property for constant
     for part in request.parts:
@@ -491,9 +491,9 @@ def test_nothing_in_the_life_of_a_request_waits_for_a_stuck_transfer() -> None:
         cache.poll()
     assert not stuck.ready
     assert not cache.drain()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     fence.set()
-    stuck.waits[0].ticket.wait(5)
+    stuck.waits[0].ticket.wait(60)
     cache.poll()
     server.prefill(stuck)
     cache.check_integrity()

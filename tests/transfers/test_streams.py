@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -159,10 +160,11 @@ def test_a_copy_that_fails_ends_its_ticket_when_all_its_copies_have_ended(*, bac
 
 
 def test_a_copy_that_cannot_be_submitted_ends_behind_those_that_were() -> None:
-    pools = Pools(CopySizes(768, straight_nbytes=0))
-    pools.compute()
-    refused = [each._replace(source_rows="no rows") for each in pools.copies(backup=True)[1:]]  # type: ignore[arg-type]
-    ticket = pools.engine.submit([pools.copies(backup=True)[0], *refused])
+    pools = Pools()
+    first, *others = pools.copies(backup=False)
+    first = first._replace(source=first.source.clone())  # not page-locked: copied row by row
+    refused = [each._replace(source_rows="no rows") for each in others]  # type: ignore[arg-type]
+    ticket = pools.engine.submit([first, *refused])
     assert not ticket.done
     assert ticket.wait(1)
     assert ticket.error is not None
@@ -192,3 +194,41 @@ def test_an_event_is_the_devices_and_a_lock_is_not() -> None:
     assert not pools.device.orders(threading.Event())
     assert not SimulatedDevice().orders(event)
     assert isinstance(pools.planes[0], DeviceTensor)
+
+
+MOST_CALLS = 120
+"""Of Python's and of C's functions, for each plane of a transfer."""
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_nothing_is_done_in_python_for_each_page(*, backup: bool) -> None:
+    n_planes, n_pages = 16, 64
+    device = SimulatedDevice(sizes=CopySizes(1 << 20, 512))
+    engine = StreamTransferEngine(device)
+    planes = [device.zeros((n_pages, 1), torch.int64, f"plane {at}") for at in range(n_planes)]
+    slabs = device.page_locked(n_pages * n_planes * 8, "slabs").view(torch.int64)
+    lanes = [slabs.view(n_pages, n_planes)[:, at : at + 1] for at in range(n_planes)]
+    sources, targets = (planes, lanes) if backup else (lanes, planes)
+
+    def calls(n: int) -> int:
+        pages = torch.arange(0, 2 * n, 2), torch.arange(2 * n - 1, 0, -2)
+        copies = [PlaneCopy(0, *pair, *pages) for pair in zip(sources, targets)]
+        counted = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal counted
+            counted += event in {"call", "c_call"}
+
+        sys.setprofile(count)
+        try:
+            engine.submit(copies)
+        finally:
+            sys.setprofile(None)
+        device.synchronize()
+        return counted
+
+    for _ in range(4):  # the ring went round
+        calls(4)
+    few, many = calls(4), calls(32)
+    assert abs(many - few) < n_planes
+    assert many < MOST_CALLS * n_planes

@@ -6,7 +6,8 @@ pieces. They are made by numpy: per plane a little, and per piece nothing in Pyt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -87,6 +88,25 @@ class Fragmenter:
             return Fragments(*parts[0])
         return Fragments(*np.concatenate(parts or [np.empty((3, 0), np.int64)], axis=1))
 
+    def of_groups(self, groups: Sequence[Sequence[PlaneCopy]]) -> list[Fragments]:
+        """The same group by group; where all have their rows in common these are looked at once.
+
+        Raises:
+            IndexError: a row that a plane does not have.
+        """
+        copies = [copy for group in groups for copy in group]
+        if len(groups) > 1 and copies and len(_by_rows(copies)) == 1:
+            planes = self._planes(copies)
+            if not len(planes.dense) or not len(planes.strided):
+                whole = self.fragments(copies)
+                n_each = len(whole.nbytes) // len(copies)
+                ends = np.cumsum([0, *map(len, groups)]) * n_each
+                return [
+                    Fragments(*(each[start:end] for each in whole))
+                    for start, end in pairwise(ends.tolist())
+                ]
+        return [self.fragments(group) for group in groups]
+
     def _planes(self, copies: Sequence[PlaneCopy]) -> _Planes:
         key = tuple([id(tensor) for copy in copies for tensor in copy[1:3]])
         known = self._known.get(key)
@@ -110,7 +130,7 @@ class Fragmenter:
         return (self._address(source), self._address(target), *steps, source.shape[1] * size)
 
 
-def _by_rows(copies: Sequence[PlaneCopy]) -> Iterable[Sequence[PlaneCopy]]:
+def _by_rows(copies: Sequence[PlaneCopy]) -> Collection[Sequence[PlaneCopy]]:
     """Copies of the same rows together."""
     if len({id(each[3]) for each in copies}) == 1 == len({id(each[4]) for each in copies}):
         return [copies]

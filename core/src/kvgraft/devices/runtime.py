@@ -10,6 +10,8 @@ A call only submits. Work of one stream runs in the order of submission; works o
 in any order, unless an event lies between them, or the host waited for the first before it
 submitted the second. So whoever submits work that touches bytes which other work touches says why
 that cannot happen at once: the same stream, an event, or a wait of the host.
+
+Where a device is lost, every call of it and of its streams and events raises a `TransferError`.
 """
 
 from __future__ import annotations
@@ -64,10 +66,13 @@ class CopySizes(NamedTuple):
     Attributes:
         ring_nbytes: memory of the device that backups gather small rows into.
         straight_nbytes: rows of this size and more are copied as they are.
+        batched_nbytes: pieces of this size and more are copied by the driver's call for many
+            copies, smaller ones by a kernel, where a device has both.
     """
 
     ring_nbytes: int = 96 << 20
     straight_nbytes: int = 32 << 10
+    batched_nbytes: int = 28 << 10
 
 
 class Event(Protocol):

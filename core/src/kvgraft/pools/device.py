@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,9 @@ from kvgraft.refusals import of_type
 from kvgraft.types import Tier
 
 __all__ = ["DevicePool", "slot_index"]
+
+slot_numbers = struct.Struct("i").iter_unpack
+"""The slots in bytes, each a tuple of its number."""
 
 
 def slot_index(slots: bytes, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -99,8 +103,16 @@ class DevicePool:
         return stack_lanes(self.lanes)
 
     @cached_property
-    def _arrays(self) -> list[npt.NDArray[np.int64]]:
-        return [stack.numpy() for stack in self._stacks]
+    def _arrays(self) -> list[npt.NDArray[np.void]] | None:
+        """Stacks by slot, `[n_slots, n_planes]`: an index alone names one's planes.
+
+        A row of a plane is one element: numpy sees at once that two slots share no memory, and
+        copies from the one to the other. None but on the CPU.
+        """
+        if self.device.type != "cpu":
+            return None
+        stacks = [stack.numpy() for stack in self._stacks]
+        return [each.view(f"V{each[0, 0].nbytes}")[:, :, 0].T for each in stacks]
 
     def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype, n_planes: int) -> torch.Tensor:
         """Planes of one kind, `[n_planes, n_slots, *shape]`."""
@@ -178,11 +190,12 @@ class DevicePool:
         No slot is both a source and a target, and none is a target twice. On a device it costs a
         few calls for each kind of plane, however many slots there are.
         """
-        if self.device.type == "cpu":
+        arrays = self._arrays
+        if arrays is not None:
             # An assignment of views costs a tenth of an indexed torch copy.
-            for row, into in zip(_numbers(source), _numbers(target)):
-                for array in self._arrays:
-                    array[:, into] = array[:, row]
+            for (row,), (into,) in zip(slot_numbers(source), slot_numbers(target)):
+                for planes in arrays:
+                    planes[into] = planes[row]
         elif self._runtime is not None:
             rows = slot_index(source), slot_index(target)
             copies = [
@@ -233,10 +246,6 @@ class DevicePool:
                 return tensor
         known = sorted({spec.name for spec in self.specs})
         raise ConfigError(f"pool: no plane {name!r} on layer {layer}; planes are {known}")
-
-
-def _numbers(slots: bytes) -> Sequence[int]:
-    return memoryview(slots).cast("i")
 
 
 def _listed(planes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:

@@ -6,8 +6,8 @@ import weakref
 
 import torch
 
+from kvgraft.devices.cuda_driver import CudaDriver
 from kvgraft.errors import ConfigError
-from kvgraft.pools.cuda_driver import CudaDriver
 from kvgraft.sizes import format_nbytes
 
 __all__ = ["MappedSpace"]

@@ -12,8 +12,8 @@ from typing import Protocol
 
 import torch
 
+from kvgraft.devices.cuda_driver import CudaDriver
 from kvgraft.errors import ConfigError
-from kvgraft.pools.cuda_driver import CudaDriver
 from kvgraft.pools.mapped import MappedSpace
 from kvgraft.sizes import format_nbytes
 

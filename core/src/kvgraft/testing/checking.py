@@ -52,11 +52,12 @@ class Checker(Suite):
             one that is kept counts as a failure.
         clauses: the clauses to check; every registered clause by default.
         changes: names the parts of kvgraft that the component changed; since now by default.
-        device: the device of the state machine's caches, `"cpu"` or `"simulated"`.
+        device: the device of the pools: `"cpu"`, or one that torch has. On `"simulated"` only those
+            of the state machine's caches are.
 
     Raises:
         ConfigError: an expected failure of a rule that does not exist, or options that the
-            component refuses.
+            component refuses; a device that is not here.
         PluginError: a component that cannot be built.
     """
 
@@ -79,6 +80,7 @@ class Checker(Suite):
         )
         self._known_cause: tuple[Cause | None] | None = None
         self._changes = changes if changes is not None else seal()
+        self.subject.expect_device()
         self.subject.expect_options()
         if self.subject.unusable is None:
             self.subject.expect_buildable()

@@ -68,7 +68,7 @@ class SuiteProcess(Suite):
         options: its options, as text or values.
         profile: how hard the state machine looks.
         expected_failures: rules it is known to break, with reasons.
-        device: the device of the state machine's caches.
+        device: the device of the pools; see `Checker`.
 
     Raises:
         ConfigError: the component is not installed, or `Checker` refuses the arguments.

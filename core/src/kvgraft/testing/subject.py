@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from kvgraft.assembly import expect_device, parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
-from kvgraft.errors import ConfigError, ContractViolation, PluginError
+from kvgraft.devices.runtime import SIMULATED, DeviceRuntime, torch_device
+from kvgraft.errors import ConfigError, ContractViolation, PluginError, TransferError
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
 from kvgraft.packages.registry import Plugin
 from kvgraft.pools import BuildContext
+from kvgraft.pools.copies import run_copy
+from kvgraft.pools.plan import PoolPlan
 from kvgraft.reach import Reach
 from kvgraft.terms import Trailing
 from kvgraft.testing.machine import Drive, Setup, drive, references, setups_for
+from kvgraft.testing.machine.accelerators import small_accelerator
 from kvgraft.testing.machine.driving import quiet_log
 from kvgraft.testing.machine.fitting import LARGER_PAGES, fitting_sizes
 from kvgraft.testing.machine.harness import Harness
@@ -26,7 +31,8 @@ from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.production.clocks import clocks_moved
 from kvgraft.testing.production.running import Run, apart, beside
 from kvgraft.testing.profiles import Profile
-from kvgraft.transfers import TransferEngine
+from kvgraft.transfers import PlaneCopy, TransferEngine
+from kvgraft.transfers.streams import StreamTransferEngine
 from kvgraft.types import Kind, Tier
 
 __all__ = ["PAGE_SIZES", "Subject"]
@@ -35,6 +41,12 @@ PAGE_SIZES = (1, 2, 4)
 """Page sizes, in tokens, at which components are looked at, those that they accept."""
 
 DAY_S = 86_400
+
+DEVICE_S = 60.0
+"""Seconds for which copies of some pages are waited for."""
+
+HOST_REACHES = ("cpu", SIMULATED)
+"""Devices whose pools are looked at on the CPU, but for those of the state machine."""
 
 
 class Subject:
@@ -45,7 +57,7 @@ class Subject:
         options: its options, as text or values.
         profile: how hard the state machine looks.
         ignored: rules it is known to break; the state machine goes on past them.
-        device: the device of the state machine's caches.
+        device: the device of the state machine's caches, and of all pools unless it is simulated.
 
     Attributes:
         name: the component's name.
@@ -114,6 +126,14 @@ class Subject:
 
     # -- at work
 
+    def expect_device(self) -> None:
+        """Refuse a device that is not here.
+
+        Raises:
+            ConfigError: so.
+        """
+        _ = self.runtime
+
     def expect_options(self) -> None:
         """Refuse options that it refuses.
 
@@ -136,7 +156,7 @@ class Subject:
             for page_size in self.page_sizes:
                 self.mount(page_size)
             for setup in self._setups():
-                fitting_sizes(setup)
+                fitting_sizes(replace(setup, device=self.device))
         except ContractViolation:
             return  # a hook broke a rule; that is for its clause to say
         except PluginError as error:
@@ -158,7 +178,7 @@ class Subject:
             accepted = []
             for page_size in sizes:
                 try:
-                    mount(self.plugin, self._without_tokens(), self._context(page_size, 16, 16))
+                    self._mount(self._without_tokens(), self._context(page_size, 16, 16))
                     accepted.append(page_size)
                 except PluginError as error:
                     if not isinstance(error.__cause__, ConfigError):
@@ -178,17 +198,62 @@ class Subject:
         own = self.options.items()
         return {name: value for name, value in own if name not in ("device_tokens", "host_tokens")}
 
+    @cached_property
+    def runtime(self) -> DeviceRuntime | None:
+        """The device of pools that belong to no cache; None for the CPU.
+
+        Raises:
+            ConfigError: torch has it not here, or not its streams.
+        """
+        if self.device in HOST_REACHES:
+            return None
+        expect_device(self.device)
+        if torch_device(self.device).type in ("cpu", "meta"):
+            raise ConfigError(
+                f"device {self.device!r} is no accelerator; use cpu, simulated, or one such as cuda"
+            )
+        return small_accelerator(self.device)
+
+    @cached_property
+    def _engine(self) -> StreamTransferEngine | None:
+        return None if self.runtime is None else StreamTransferEngine(self.runtime)
+
+    def run(self, copies: Iterable[PlaneCopy]) -> None:
+        """Run copies between pools that belong to no cache, as an engine of their device does.
+
+        Raises:
+            TransferError: they cannot run.
+            IndexError: the same, on the CPU; like errors of torch.
+        """
+        if self._engine is None:
+            for copy in copies:
+                run_copy(copy)
+            return
+        ticket = self._engine.submit(list(copies))
+        ended = ticket.wait(DEVICE_S)
+        if ticket.error is not None:
+            raise ticket.error
+        if not ended:
+            raise TransferError(f"the device did not end them within {DEVICE_S:.0f} s")
+
     def mount(self, page_size: int, *, pages: int = 16, host_pages: int = 16) -> Mounted:
         """The component on its own, built over fresh pools of about that many pages."""
-        return mount(self.plugin, self.options, self._context(page_size, pages, host_pages))
+        return self._mount(self.options, self._context(page_size, pages, host_pages))
+
+    def _mount(self, options: dict[str, Any], context: BuildContext) -> Mounted:
+        if self.runtime is None:
+            return mount(self.plugin, options, context)
+        with PoolPlan(runtime=self.runtime).building(self.name):
+            return mount(self.plugin, options, context)
 
     def _context(self, page_size: int, pages: int, host_pages: int) -> BuildContext:
+        device = "cpu" if self.runtime is None else str(self.runtime.device)
         return BuildContext(
             page_size=page_size,
-            device="cpu",
+            device=device,
             device_tokens=pages * page_size,
             host_tokens=host_pages * page_size,
-            pin_host=False,
+            pin_host=self.runtime is not None and self.runtime.device.type == "cuda",
         )
 
     def open(
@@ -212,8 +277,12 @@ class Subject:
             host_tokens=host_pages * page_size,
             write_policy=policy,
             load=None,
+            device="cpu" if self.runtime is None else self.device,
         )
-        return Cache(config, plugins=[self.plugin, *beside], transfers=transfers)
+        parts = parts_of(config)
+        if self.runtime is not None:
+            parts.runtime = self.runtime
+        return Cache(config, plugins=[self.plugin, *beside], transfers=transfers, parts=parts)
 
     # -- in production
 
@@ -284,7 +353,7 @@ class Subject:
             self._serve_with(host_pages)
 
     def _serve_with(self, host_pages: int) -> None:
-        setup = self._setups()[0]
+        setup = replace(self._setups()[0], device=self.device)
         for page_size, scale in fitting_sizes(setup).items():
             sizes = Sizes(page_size, device=9 * scale, host=host_pages * scale)
             try:

@@ -1,6 +1,6 @@
 """Moving data between tiers without blocking the scheduler.
 
-engine      the interface; cpu, cuda, no_payload and stepped implement it
+engine      the interface; cpu, streams, no_payload and stepped implement it
 journal     reserved, submitted, acknowledged, committed or aborted
 """
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from kvgraft.errors import TransferError
 from kvgraft.pools.copies import PlaneCopy, run_copy
 from kvgraft.transfers.engine import Fence, Ticket
 
 __all__ = ["CpuTransferEngine"]
+
+Submissions: TypeAlias = "queue.SimpleQueue[tuple[Ticket, Fence | None] | None]"
 
 
 class CpuTransferEngine:
@@ -22,39 +26,55 @@ class CpuTransferEngine:
     """
 
     def __init__(self, n_workers: int = 1, fence_timeout_s: float = 60.0) -> None:
-        self._fence_timeout_s = fence_timeout_s
-        self._queue: queue.SimpleQueue[tuple[Ticket, Fence | None] | None] = queue.SimpleQueue()
+        self._queue: Submissions = queue.SimpleQueue()
         self._workers = [
-            threading.Thread(target=self._work, name=f"kvgraft-copy-{index}", daemon=True)
+            threading.Thread(
+                target=_work,
+                args=(self._queue, fence_timeout_s),
+                name=f"kvgraft-copy-{index}",
+                daemon=True,
+            )
             for index in range(n_workers)
         ]
         for worker in self._workers:
             worker.start()
+        # Workers know the queue alone: an engine that is dropped unclosed stops them as well.
+        self._stop = weakref.finalize(self, _stop, self._queue, n_workers)
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
-        """Queue the copies; see `TransferEngine.submit`."""
+        """Queue the copies; see `TransferEngine.submit`. Once it is closed they fail at once."""
         ticket = Ticket(copies)
-        self._queue.put((ticket, fence))
+        if self._stop.alive:
+            self._queue.put((ticket, fence))
+        else:
+            ticket.finish(TransferError("the engine is closed: nothing is copied any more"))
         return ticket
 
     def close(self) -> None:
         """Finish the submitted copies and stop the workers."""
-        for _ in self._workers:
-            self._queue.put(None)
+        self._stop()
         for worker in self._workers:
             worker.join()
 
-    def _work(self) -> None:
-        while (item := self._queue.get()) is not None:
-            ticket, fence = item
-            try:
-                if fence is not None and fence.wait(self._fence_timeout_s) is False:
-                    raise TransferError(f"the fence was not reached in {self._fence_timeout_s} s")
-                run_layers(ticket)
-            except Exception as error:  # noqa: BLE001 - the ticket carries the error
-                ticket.finish(error)
-            else:
-                ticket.finish()
+
+def _stop(submissions: Submissions, n_workers: int) -> None:
+    for _ in range(n_workers):
+        submissions.put(None)
+
+
+def _work(submissions: Submissions, fence_timeout_s: float) -> None:
+    """Run submissions until told to stop; between two it holds none, and so no pool."""
+    while (item := submissions.get()) is not None:
+        ticket, fence = item
+        try:
+            if fence is not None and fence.wait(fence_timeout_s) is False:
+                raise TransferError(f"the fence was not reached in {fence_timeout_s} s")
+            run_layers(ticket)
+        except Exception as error:  # noqa: BLE001 - the ticket carries the error
+            ticket.finish(error)
+        else:
+            ticket.finish()
+        del item, ticket, fence
 
 
 def run_layers(ticket: Ticket) -> None:

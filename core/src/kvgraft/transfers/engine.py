@@ -13,10 +13,10 @@ import weakref
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvgraft.errors import TransferError
+from kvgraft.errors import ConfigError, TransferError
 from kvgraft.pools.copies import PlaneCopy, layers_of
 
-__all__ = ["Fence", "Fences", "Ticket", "TransferEngine", "fences_of"]
+__all__ = ["Fence", "Fences", "Ticket", "TransferEngine", "expect_fence", "fences_of"]
 
 
 class Fence(Protocol):
@@ -24,6 +24,19 @@ class Fence(Protocol):
 
     def wait(self, timeout: float | None = None) -> object:
         """Block until the point is reached, at most `timeout` seconds; false if it was not."""
+
+
+def expect_fence(fence: object) -> None:
+    """Refuse an object that nothing can wait for; None is no fence.
+
+    Raises:
+        ConfigError: naming it.
+    """
+    if fence is not None and not callable(getattr(fence, "wait", None)):
+        raise ConfigError(
+            f"fence {fence!r:.40} of type {type(fence).__name__}; give an object with "
+            "wait(timeout), such as a threading.Event, or an event of the device"
+        )
 
 
 class Fences:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
@@ -30,6 +31,9 @@ ALIGNMENT = 64
 
 N_PARTS = 3
 """Parts of the ring: one is filled, one emptied, one ready for either."""
+
+MOST_KNOWN = 64
+"""Sets of planes whose places in the ring are kept."""
 
 
 class StreamTicket(Ticket):
@@ -153,7 +157,13 @@ class _Held(NamedTuple):
 
 
 class _Lane:
-    """Submissions of one direction."""
+    """Submissions of one direction.
+
+    Attributes:
+        streams: those that it submits to.
+    """
+
+    streams: tuple[Stream, ...]
 
     def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float) -> None:
         self.runtime = runtime
@@ -162,7 +172,11 @@ class _Lane:
 
     def add(self, ticket: StreamTicket, fence: Fence | None) -> None:
         """Start a submission behind what the device was given so far, and its fence."""
-        events: list[Event] = [self.runtime.compute().record()]
+        try:
+            events: list[Event] = [self.runtime.compute().record()]
+        except TransferError as error:
+            ticket.events, ticket.failure = [], error
+            return
         fences: list[Fence] = []
         for each in fences_of(fence):
             if self.runtime.orders(each):
@@ -198,15 +212,19 @@ class _Lane:
         raise NotImplementedError
 
     def ends(self) -> list[Event]:
-        """Events behind all that was submitted."""
-        raise NotImplementedError
+        """Events behind all that was submitted; none where the device is lost."""
+        try:
+            return [stream.record() for stream in self.streams]
+        except TransferError:
+            return []
 
     def close(self) -> None:
-        """Finish what was submitted."""
+        """Finish what was submitted, as far as the device gets within the time for a fence."""
         while self._held:
             self.start_reached(self._held[-1].ticket, self._fence_timeout_s)
         for event in self.ends():
-            event.wait()
+            with suppress(TransferError):  # tickets have told
+                event.wait(self._fence_timeout_s)
 
 
 class _Loads(_Lane):
@@ -215,16 +233,13 @@ class _Loads(_Lane):
     def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float) -> None:
         super().__init__(runtime, fence_timeout_s)
         self.stream = runtime.stream(Purpose.LOAD_BACK)
+        self.streams = (self.stream,)
 
     def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
         """Straight into place."""
         for event in behind:
             self.stream.wait(event)
         return _copy(self.stream, ticket)
-
-    def ends(self) -> list[Event]:
-        """Behind its stream."""
-        return [self.stream.record()]
 
 
 class _Backups(_Lane):
@@ -234,7 +249,9 @@ class _Backups(_Lane):
         super().__init__(runtime, fence_timeout_s)
         self.stream = runtime.stream(Purpose.BACKUP)
         self._gathers = runtime.stream(Purpose.GATHER)
+        self.streams = (self._gathers, self.stream)
         self._ring = _Ring(runtime, runtime.sizes.ring_nbytes)
+        self._layouts: dict[tuple[int, ...], _Layout] = {}
 
     def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
         """Gathered, or straight where rows are large or not a slab's."""
@@ -243,7 +260,7 @@ class _Backups(_Lane):
             self._gathers.wait(event)
         slabs = self._slabs(ticket.copies)
         if slabs is None:
-            return _copy(self.stream, ticket)
+            return _copy_at_once(self.stream, ticket)
         parts: list[Event] = []
         for slab in slabs:
             if len(slab.copies) > 1:
@@ -267,43 +284,37 @@ class _Backups(_Lane):
     def _copy_slab(self, slab: _Slab) -> list[Event]:
         """Through the ring, as many rows at a time as fit a part of it; the events behind each."""
         events: list[Event] = []
-        stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
-        target = torch.empty(0, dtype=torch.uint8).set_(
-            slab.copies[0].target.untyped_storage(),
-            slab.start,
-            (len(slab.copies[0].target), slab.nbytes),
-            (_stride(slab.copies[0]), 1),
-        )
-        rows, n_rows = slab.copies[0].target_rows, self._ring.part_nbytes // stride
+        layout = self._layout(slab)
+        rows, n_rows = slab.copies[0].target_rows, layout.n_rows
         for first in range(0, len(rows), n_rows):
             some = slice(first, min(first + n_rows, len(rows)))
-            n = some.stop - first
-            all_rows = torch.arange(n)
+            all_rows = torch.arange(some.stop - first)
             part = self._ring.next()
             if part.emptied is not None:
                 self._gathers.wait(part.emptied)
-            filled = part.memory[: n * stride].view(n, stride)
+            filled, lanes = layout.of(part)
+            read: dict[int, torch.Tensor] = {}  # planes that have their rows in common keep them so
             gathered = []
-            for copy in slab.copies:
-                dtype, offset = copy.target.dtype, _start(copy) - slab.start
-                at = offset // dtype.itemsize
-                lanes = filled.view(dtype)[:, at : at + copy.target.shape[1]]
-                source = copy.source if copy.source.dtype == dtype else copy.source.view(dtype)
-                gathered.append(
-                    PlaneCopy(copy.layer, source, lanes, copy.source_rows[some], all_rows)
-                )
+            for copy, source, into in zip(slab.copies, layout.sources, lanes):
+                source_rows = read.get(id(copy.source_rows))
+                if source_rows is None:
+                    source_rows = read[id(copy.source_rows)] = copy.source_rows[some]
+                gathered.append(PlaneCopy(copy.layer, source, into, source_rows, all_rows))
             (full,) = self._gathers.copy([gathered])
             self.stream.wait(full)
-            whole = PlaneCopy(
-                slab.copies[0].layer, filled[:, : slab.nbytes], target, all_rows, rows[some]
-            )
+            whole = PlaneCopy(slab.copies[0].layer, filled, layout.target, all_rows, rows[some])
             (part.emptied,) = self.stream.copy([[whole]])
             events += (full, part.emptied)
         return events
 
-    def ends(self) -> list[Event]:
-        """Behind both of its streams."""
-        return [self._gathers.record(), self.stream.record()]
+    def _layout(self, slab: _Slab) -> _Layout:
+        key = tuple([id(tensor) for copy in slab.copies for tensor in copy[1:3]])
+        known = self._layouts.get(key)
+        if known is None:
+            if len(self._layouts) >= MOST_KNOWN:
+                self._layouts.clear()
+            known = self._layouts[key] = _Layout(slab, self._ring.part_nbytes)
+        return known
 
 
 class _Slab(NamedTuple):
@@ -318,6 +329,45 @@ class _Slab(NamedTuple):
     copies: list[PlaneCopy]
     start: int
     nbytes: int
+
+
+class _Layout:
+    """Tensors that copies of a slab's planes need each time, made once.
+
+    Attributes:
+        n_rows: that a part of the ring has room for.
+        sources: the planes, as elements of the target's.
+        target: the host's rows, all planes side by side, uint8 `[n_rows, nbytes]`.
+    """
+
+    def __init__(self, slab: _Slab, part_nbytes: int) -> None:
+        self._stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
+        self._nbytes = slab.nbytes
+        self.n_rows = part_nbytes // self._stride
+        self._targets = [copy.target for copy in slab.copies]
+        self._starts = [_start(copy) - slab.start for copy in slab.copies]
+        self._planes = [copy.source for copy in slab.copies]  # so that their `id`s stay theirs
+        self.sources = [_as(copy.source, copy.target.dtype) for copy in slab.copies]
+        first = slab.copies[0]
+        self.target = torch.empty(0, dtype=torch.uint8).set_(
+            first.target.untyped_storage(),
+            slab.start,
+            (len(first.target), slab.nbytes),
+            (_stride(first), 1),
+        )
+        self._parts: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+
+    def of(self, part: _Part) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Rows of a part of the ring, uint8 `[n_rows, nbytes]`, and in them those of each plane."""
+        known = self._parts.get(id(part))
+        if known is None:
+            rows = part.memory[: self.n_rows * self._stride].view(self.n_rows, self._stride)
+            lanes = []
+            for target, start in zip(self._targets, self._starts):
+                at = start // target.element_size()
+                lanes.append(rows.view(target.dtype)[:, at : at + target.shape[1]])
+            known = self._parts[id(part)] = rows[:, : self._nbytes], lanes
+        return known
 
 
 class _Part:
@@ -357,11 +407,26 @@ class _Ring:
 def _copy(stream: Stream, ticket: Ticket) -> list[Event]:
     """Submit copies layer by layer, or one by one where one reads the bytes of another."""
     groups = [list(group) for _, group in groupby(ticket.copies, key=lambda copy: copy.layer)]
-    sources = {id(copy.source) for copy in ticket.copies}
-    if not any(id(copy.target) in sources for copy in ticket.copies):
+    if not _is_chained(ticket):
         return stream.copy(groups)
     chains = [stream.copy([[copy] for copy in group]) for group in groups]
     return [*(chain[-1] for chain in chains), *(event for chain in chains for event in chain[:-1])]
+
+
+def _as(plane: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return plane if plane.dtype == dtype else plane.view(dtype)
+
+
+def _copy_at_once(stream: Stream, ticket: Ticket) -> list[Event]:
+    """The same where nobody waits for a layer."""
+    if _is_chained(ticket) or not ticket.copies:
+        return _copy(stream, ticket)
+    return stream.copy([ticket.copies]) * len(ticket.layers)
+
+
+def _is_chained(ticket: Ticket) -> bool:
+    sources = {id(copy.source) for copy in ticket.copies}
+    return any(id(copy.target) in sources for copy in ticket.copies)
 
 
 def _row_nbytes(copy: PlaneCopy) -> int:

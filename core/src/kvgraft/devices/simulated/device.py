@@ -79,6 +79,7 @@ class SimulatedDevice:
         self._numbers = torch.arange(1 << 16)
         self._submitted = 0
         self._label: str | None = None
+        self._is_lost = False
         self._current = self.stream(Purpose.COMPUTE)
 
     # -- memory
@@ -171,17 +172,29 @@ class SimulatedDevice:
 
         self.kernel(label, kernel)
 
-    def submit_copies(self, stream: SimulatedStream, copies: Sequence[PlaneCopy]) -> None:
-        """Queue the copies of one group."""
+    def submit_copies(
+        self, stream: SimulatedStream, groups: Sequence[Sequence[PlaneCopy]]
+    ) -> Iterator[None]:
+        """Queue copies; a step for each group."""
+        if any(self._is_pageable(each) for group in groups for copy in group for each in copy[1:3]):
+            for group in groups:
+                self._submit_group(stream, group, [self._move(copy) for copy in group])
+                yield
+        else:
+            for group, fragments in zip(groups, self._fragmenter.of_groups(groups)):
+                self._submit_group(stream, group, self._moves(fragments))
+                yield
+
+    def _submit_group(
+        self,
+        stream: SimulatedStream,
+        copies: Sequence[PlaneCopy],
+        moves: Sequence[Callable[[Work], None]],
+    ) -> None:
         layers = ", ".join(str(layer) for layer in sorted({copy.layer for copy in copies}))
         label = (
             f"{'copy' if stream.purpose is Purpose.COMPUTE else stream.purpose.value} of {layers}"
         )
-        pageable = [self._is_pageable(each) for copy in copies for each in copy[1:3]]
-        if any(pageable):
-            moves = [self._move(copy) for copy in copies]
-        else:
-            moves = self._moves(self._fragmenter.fragments(copies))
 
         def run(work: Work) -> None:
             for move in moves if self.choose(2) == 0 else reversed(moves):
@@ -290,7 +303,21 @@ class SimulatedDevice:
         found: npt.NDArray[np.int64] = (starts + self._numbers[:size]).reshape(-1).numpy()
         return found
 
+    def lose(self) -> None:
+        """From now on the device does nothing, and says so at every call."""
+        self._is_lost = True
+
+    def expect_alive(self) -> None:
+        """Refuse a call of a device that is lost.
+
+        Raises:
+            TransferError: it is.
+        """
+        if self._is_lost:
+            raise TransferError("the simulated device is lost")
+
     def _submit(self, stream: SimulatedStream, label: str, run: Callable[[Work], None]) -> None:
+        self.expect_alive()
         self._submitted += 1
         stream.submit(self._submitted, self._label or label, run)
 

@@ -57,6 +57,7 @@ class SimulatedEvent:
     def done(self) -> bool:
         """Whether the schedule has got there; a schedule may choose to get there now."""
         device = self.point.stream.device
+        device.expect_alive()
         if not self.passed and not device.choose(2):
             return False
         return self.wait()
@@ -65,6 +66,7 @@ class SimulatedEvent:
         """Run all that the point needs; the host then knows that it happened."""
         del timeout
         stream = self.point.stream
+        stream.device.expect_alive()
         stream.device.run_until([self.point])
         join(stream.device.host_clock, self.clock)
         if self.error is not None:
@@ -113,13 +115,13 @@ class SimulatedStream:
     def copy(self, groups: Sequence[Sequence[PlaneCopy]]) -> list[Event]:
         """Queue copies, group after group; see `Stream.copy`."""
         events: list[Event] = []
-        for group in groups:
-            self.device.submit_copies(self, group)
+        for _ in self.device.submit_copies(self, groups):
             events.append(self.record())
         return events
 
     def record(self) -> SimulatedEvent:
         """An event behind all that was submitted so far."""
+        self.device.expect_alive()
         event = SimulatedEvent(self, self._recorded)
         self._recorded = self.submitted
         return event

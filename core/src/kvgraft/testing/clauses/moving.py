@@ -9,7 +9,7 @@ import numpy as np
 
 from kvgraft.errors import ContractViolation, TransferError
 from kvgraft.packages.dispatch import Mounted
-from kvgraft.pools.copies import pair_planes, run_copy
+from kvgraft.pools.copies import pair_planes
 from kvgraft.testing.clause import clause, expect
 from kvgraft.testing.clauses.pools import fill, rows
 from kvgraft.testing.subject import Subject
@@ -80,7 +80,7 @@ def bad_copies(subject: Subject) -> ContractViolation | None:
             if mounted.component.host is None:
                 continue
             try:
-                missing = _left_out(mounted, most, loads_only=subject.home_is_host)
+                missing = _left_out(subject, mounted, most)
             except (TransferError, RuntimeError, IndexError, TypeError, ValueError) as error:
                 missing = f"copies cannot run: {type(error).__name__}: {error}"
             if missing is not None:
@@ -89,22 +89,20 @@ def bad_copies(subject: Subject) -> ContractViolation | None:
     return None
 
 
-def _left_out(mounted: Mounted, most: int, *, loads_only: bool) -> str | None:
+def _left_out(subject: Subject, mounted: Mounted, most: int) -> str | None:
     """Where a plane of a slot does not come back as it was, or is not written at all."""
-    component = mounted.component
+    component, loads_only = mounted.component, subject.home_is_host
     assert component.host is not None
     sources, mirrors = _some(mounted, most, most)
     targets = list(reversed(_some(mounted, most + 50, most)[0]))
     held = fill(component.device, 3)
     fill(component.host, 4)
     if not loads_only:
-        for copy in copies_for(mounted, _query(Direction.BACKUP, sources, mirrors)):
-            run_copy(copy)
+        subject.run(copies_for(mounted, _query(Direction.BACKUP, sources, mirrors)))
     came = []
     for seed in (5, 6):
         fill(component.device, seed)
-        for copy in copies_for(mounted, _query(Direction.LOAD_BACK, targets, mirrors)):
-            run_copy(copy)
+        subject.run(copies_for(mounted, _query(Direction.LOAD_BACK, targets, mirrors)))
         came.append([plane.clone() for plane in rows(component.device)])
     for spec, first, second, before in zip(component.device.specs, *came, held):
         for source, target in zip(sources, targets):
@@ -167,12 +165,10 @@ def data_survives_the_round_trip(subject: Subject) -> None:
         held = fill(device, 3)
         fill(host, 4)
         out = TransferQuery(Direction.BACKUP, _slots(sources), _slots(mirrors))
-        for copy in copies_for(mounted, out):
-            run_copy(copy)
+        subject.run(copies_for(mounted, out))
         fill(device, 5)
         back = TransferQuery(Direction.LOAD_BACK, _slots(targets), _slots(mirrors))
-        for copy in copies_for(mounted, back):
-            run_copy(copy)
+        subject.run(copies_for(mounted, back))
         for spec, plane, before in zip(device.specs, rows(device), held):
             for source, target in zip(sources, targets):
                 expect(
@@ -193,8 +189,7 @@ def a_transfer_touches_its_own_slots(subject: Subject) -> None:
         device_slots, host_slots = _some(mounted, 7)
         before = {"device": fill(component.device, 6), "host": fill(component.host, 7)}
         query = TransferQuery(direction, _slots(device_slots), _slots(host_slots))
-        for copy in copies_for(mounted, query):
-            run_copy(copy)
+        subject.run(copies_for(mounted, query))
         written = {"device": device_slots, "host": host_slots}
         target = "host" if direction is Direction.BACKUP else "device"
         for tier, pool in (("device", component.device), ("host", component.host)):

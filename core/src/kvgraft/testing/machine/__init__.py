@@ -29,7 +29,9 @@ watching        readers of events, who are told exactly what the tree has
 checks          conditions between two snapshots
 legality        whether evictions were allowed, with tiers and recency
 payloads        bytes that say which tokens they were computed from
-engines         transfers that run, fail and time out on demand
+engines         transfers that run, fail and time out on demand; streams: those of the simulated
+                device, accelerators: those of a device of torch's
+memory          rows of pools to write and to look at, wherever they are
 hooks           hook calls, watched
 judging         broken rules as `ContractViolation`
 setups          component sets, with sizes, fitting and companions in components

@@ -8,10 +8,9 @@ from kvgraft.admission import Outcome
 from kvgraft.cache import Cache
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.comparing import LEASE, check_unchanged, pins
-from kvgraft.testing.machine.engines import PromptedTransferEngine
 from kvgraft.testing.machine.judging import as_violation
 from kvgraft.testing.machine.live import Live
-from kvgraft.testing.machine.setups import open_cache
+from kvgraft.testing.machine.setups import engine_for, open_cache
 from kvgraft.tree.keys import TokenKey
 
 __all__ = ["Admissions"]
@@ -128,7 +127,7 @@ class Admissions:
         """The answer of an empty cache of the same configuration to the request."""
         if self._empty is None:
             bench = self.bench
-            self._empty = open_cache(bench.setup, bench.sizes, PromptedTransferEngine())
+            self._empty = open_cache(bench.setup, bench.sizes, engine_for(bench.setup.device))
         try:
             request = self._empty.begin(
                 TokenKey(live.tuple[: live.prompt], live.namespace),

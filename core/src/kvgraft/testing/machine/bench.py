@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar, cast
 
 from kvgraft.config import WritePolicy
-from kvgraft.devices.runtime import SIMULATED
 from kvgraft.errors import ContractViolation, KvgraftError, TransferError
 from kvgraft.testing.machine.brute_force import BruteForce, Gone, Prefix
 from kvgraft.testing.machine.checks import (
@@ -21,7 +20,7 @@ from kvgraft.testing.machine.checks import (
     check_promises,
 )
 from kvgraft.testing.machine.deriving import model_components
-from kvgraft.testing.machine.engines import Point, PromptedTransferEngine, Submission
+from kvgraft.testing.machine.engines import Point, Submission
 from kvgraft.testing.machine.hooks import HookCall, Hooks
 from kvgraft.testing.machine.judging import HOOK_RULES, Judge, Stopped
 from kvgraft.testing.machine.legality import Pressure, check_losses, remaining_victims
@@ -34,7 +33,7 @@ from kvgraft.testing.machine.recency import Recency
 from kvgraft.testing.machine.reserving import SHARE as RESERVE_SHARE
 from kvgraft.testing.machine.reserving import Reserving
 from kvgraft.testing.machine.resuming import SHARE, Resuming
-from kvgraft.testing.machine.setups import Setup, open_cache
+from kvgraft.testing.machine.setups import Setup, engine_for, open_cache
 from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.testing.machine.streams import PromptedStreamEngine
 from kvgraft.testing.machine.tenancy import check_reserved
@@ -83,8 +82,7 @@ class Bench:
         self.setup, self.sizes, self.judge = setup, sizes, judge
         self.trace = Trace()
         self.trace.call(f"open {sizes} with {', '.join(setup.options)}")
-        on_streams = setup.device == SIMULATED
-        self.engine = PromptedStreamEngine() if on_streams else PromptedTransferEngine()
+        self.engine = engine_for(setup.device)
         self.hooks = Hooks()
         try:
             self.cache = open_cache(setup, sizes, self.engine, self.hooks)

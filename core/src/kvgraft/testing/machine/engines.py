@@ -11,12 +11,12 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import torch
-
-from kvgraft.devices.simulated import DeviceTensor, Unordered
+from kvgraft.devices.runtime import DeviceRuntime
+from kvgraft.devices.simulated import Unordered
+from kvgraft.testing.machine.memory import spoil
 from kvgraft.transfers import Fence, PlaneCopy, SteppedTransferEngine, Ticket
 
-__all__ = ["Point", "PromptedTransferEngine", "Submission", "Wait", "plain", "spoil"]
+__all__ = ["Point", "PromptedTransferEngine", "Submission", "Wait"]
 
 
 class Wait(enum.Enum):
@@ -70,6 +70,7 @@ class PromptedTransferEngine(SteppedTransferEngine):
     """Copies run when they are told to, or when they are waited for.
 
     Attributes:
+        runtime: the device of the cache; None on the CPU.
         outcomes: results of the next copies that are waited for; then they run.
         submissions: every submission that had not run when last looked at.
         submitted: told of every submission.
@@ -77,6 +78,8 @@ class PromptedTransferEngine(SteppedTransferEngine):
         time_outs: waits that ran out.
         failed: copies that failed, on request or because they could not run.
     """
+
+    runtime: DeviceRuntime | None = None
 
     def __init__(self) -> None:
         super().__init__()
@@ -89,6 +92,8 @@ class PromptedTransferEngine(SteppedTransferEngine):
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
         """Keep the copies until they are stepped, failed or waited for."""
+        for copy in copies:
+            spoil(copy.target, copy.target_rows)
         ticket = self.accept(copies, fence)
         self.pending.append(ticket)
         submission = Submission(
@@ -98,8 +103,6 @@ class PromptedTransferEngine(SteppedTransferEngine):
             tuple((id(copy.target), frozenset(copy.target_rows.tolist())) for copy in copies),
         )
         self.submissions.append(submission)
-        for copy in copies:
-            spoil(copy.target, copy.target_rows)
         self.submitted(submission)
         return ticket
 
@@ -144,15 +147,3 @@ class PromptedTransferEngine(SteppedTransferEngine):
         """Submissions that have not run."""
         self.submissions = [each for each in self.submissions if not each.ticket.done]
         return self.submissions
-
-
-def plain(rows: torch.Tensor) -> torch.Tensor:
-    """The bytes of rows, also where only a device can see them."""
-    return rows.on_device if isinstance(rows, DeviceTensor) else rows
-
-
-def spoil(rows: torch.Tensor, numbers: torch.Tensor) -> None:
-    """Overwrite rows with values that no request computes; skip numbers that are no rows."""
-    rows = plain(rows)
-    within = numbers[(numbers >= 0) & (numbers < len(rows))]
-    rows[within] = 249 if rows.dtype is torch.uint8 else -7

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kvgraft.errors import ConfigError, PluginError, PluginHookError
-from kvgraft.testing.machine.engines import PromptedTransferEngine
 from kvgraft.testing.machine.judging import as_violation
-from kvgraft.testing.machine.setups import Setup, open_cache
+from kvgraft.testing.machine.setups import Setup, engine_for, open_cache
 from kvgraft.testing.machine.sizes import Sizes
 from kvgraft.tree.keys import TokenKey
 
@@ -46,7 +45,7 @@ def _scale(setup: Setup, page_size: int, refusals: list[ConfigError | PluginErro
     for scale in SCALES:
         sizes = Sizes(page_size, device=9 * scale, host=9 * scale)
         try:
-            cache = open_cache(setup, sizes, PromptedTransferEngine())
+            cache = open_cache(setup, sizes, engine_for(setup.device))
         except PluginHookError as error:
             raise as_violation(error, "open") from error
         except (ConfigError, PluginError) as error:

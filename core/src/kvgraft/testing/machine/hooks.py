@@ -16,7 +16,7 @@ from kvgraft.packages.hook_results import HOOK_RESULTS, are_spans, shown
 from kvgraft.packages.registry import HOOKS, Plugin
 from kvgraft.pools import Component, slot_index
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.testing.machine.engines import spoil
+from kvgraft.testing.machine.memory import spoil
 from kvgraft.types import ComponentMatch, Direction, LockQuery, MatchView, Span, TransferQuery
 
 __all__ = ["HookCall", "Hooks", "locks", "matches"]

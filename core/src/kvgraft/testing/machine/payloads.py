@@ -24,7 +24,8 @@ from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.testing.machine.brute_force import Gone, ModelComponent, Prefix
-from kvgraft.testing.machine.engines import Point, Submission, plain
+from kvgraft.testing.machine.engines import Point, Submission
+from kvgraft.testing.machine.memory import Rows, plain, rows_of
 from kvgraft.transfers import Fence, PlaneCopy
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Tier
@@ -78,17 +79,17 @@ def _storage(rows: torch.Tensor) -> int:
 
 
 class _Rows:
-    """One plane of one pool as a writable numpy view of its rows."""
+    """One plane of one pool, its rows to write and to look at."""
 
     def __init__(
         self, lanes: torch.Tensor, plane: int, n_planes: int, told: str, *, one_byte: bool
     ) -> None:
         self.told = told
-        rows: npt.NDArray[Any] = plain(lanes).numpy()
         self.lanes = lanes
-        self.width, self.every = rows.shape[1], max(1, -(-rows.shape[1] // LANES))
-        self.view = rows[:, :: self.every]
-        self.dtype = rows.dtype
+        self.width, self.every = lanes.shape[1], max(1, -(-lanes.shape[1] // LANES))
+        self.home = plain(lanes).device
+        self.view: Rows = rows_of(plain(lanes)[:, :: self.every])
+        self.dtype = self.view.dtype
         self.poison = np.array(POISON, dtype=np.int64).astype(self.dtype)
         self.one_byte = one_byte
         self.wide = self.dtype == np.int64
@@ -116,7 +117,7 @@ class Payloads:
 
     Args:
         cache: the cache.
-        device: told of the model's steps; None on the CPU.
+        device: a simulated one, told of the model's steps; None on others.
 
     Attributes:
         pool_of: component and tier by `id` of a plane's lanes.
@@ -208,7 +209,7 @@ class Payloads:
             row = np.zeros((1, rows.width), dtype=rows.dtype)
             row[:, :: rows.every] = rows.expected(stamps)
             plane = torch.from_numpy(row).view(torch.uint8).view(spec.dtype)
-            made.append(plane.reshape(tuple(spec.shape)))
+            made.append(plane.reshape(tuple(spec.shape)).to(rows.home))
         return made
 
     def wrong(

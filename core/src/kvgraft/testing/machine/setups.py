@@ -9,12 +9,15 @@ from typing import Any
 from kvgraft.assembly import parts_of, planned_nbytes
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, TenantSettings
+from kvgraft.devices.runtime import SIMULATED
 from kvgraft.packages.registry import Plugin, select
+from kvgraft.testing.machine.accelerators import PromptedAcceleratorEngine
 from kvgraft.testing.machine.components import (
     REFERENCE_OPTIONS,
     narrow_window,
     references,
 )
+from kvgraft.testing.machine.engines import PromptedTransferEngine
 from kvgraft.testing.machine.hooks import Hooks
 from kvgraft.testing.machine.keeping import BY_AGE, Keeping
 from kvgraft.testing.machine.sizes import Options, Sizes
@@ -22,7 +25,7 @@ from kvgraft.testing.machine.streams import PromptedStreamEngine
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Tier
 
-__all__ = ["Setup", "open_cache", "setup_for", "setups_for"]
+__all__ = ["Setup", "engine_for", "open_cache", "setup_for", "setups_for"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Setup:
         keeping: the eviction policy.
         shared: whether the pools of a tier share one budget, so that boundaries move (K7).
         tenants: settings of tenants that share the pools; none by default.
-        device: the name of the caches' device, `"cpu"` or `"simulated"`.
+        device: the name of the caches' device: `"cpu"`, `"simulated"`, or one that torch has.
         sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
             usual, more than such a tree has.
     """
@@ -105,6 +108,17 @@ def setups_for(
     ]
 
 
+def engine_for(device: str) -> PromptedTransferEngine:
+    """The engine of caches on a device, with the device; see `Setup`.
+
+    Raises:
+        ConfigError: torch has it not here, or not its streams.
+    """
+    if device == "cpu":
+        return PromptedTransferEngine()
+    return PromptedStreamEngine() if device == SIMULATED else PromptedAcceleratorEngine(device)
+
+
 PIN_SHARE = 0.5
 """Of pools of some ten pages."""
 
@@ -149,8 +163,8 @@ def open_cache(
         plugins = [hooks.watch(plugin) for plugin in plugins]
     parts = parts_of(config)
     parts.policy = setup.keeping.make()
-    if isinstance(engine, PromptedStreamEngine):
-        parts.runtime = engine.device
+    if isinstance(engine, PromptedTransferEngine) and engine.runtime is not None:
+        parts.runtime = engine.runtime
     return Cache(config, plugins=plugins, transfers=engine, parts=parts)
 
 

@@ -53,7 +53,7 @@ class PromptedStreamEngine(PromptedTransferEngine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.device = SimulatedDevice()
+        self.runtime = self.device = SimulatedDevice()
         self._streams = _Streams(self.device)
         self._n_told = 0
 

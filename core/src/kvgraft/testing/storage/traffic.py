@@ -97,6 +97,11 @@ def supervised(url: str, limits: SupervisionLimits | None = None) -> Iterator[St
         assert storage.close(), f"{url} was not closed in time"
 
 
+def _deadline_s(storage: Storage) -> float | None:
+    """Time for a busy machine; storage with limits of its own keeps to those."""
+    return LONGEST_S / 2 if storage.limits == SupervisionLimits() else None
+
+
 def settled(ticket: StorageTicket) -> list[Status | None]:
     """A ticket's statuses once it is done.
 
@@ -109,7 +114,8 @@ def settled(ticket: StorageTicket) -> list[Status | None]:
 
 def stored(storage: Storage, places: Sequence[Address], nbytes: int) -> list[Status | None]:
     """Store the payload that belongs to each address; a status per address."""
-    return settled(storage.set(places, [payload(each, nbytes) for each in places]))
+    payloads = [payload(each, nbytes) for each in places]
+    return settled(storage.set(places, payloads, _deadline_s(storage)))
 
 
 def fetched(storage: Storage, places: Sequence[Address], nbytes: int) -> list[Status | None]:
@@ -119,7 +125,7 @@ def fetched(storage: Storage, places: Sequence[Address], nbytes: int) -> list[St
         AssertionError: a payload with status OK is not the one that belongs there.
     """
     buffers = [bytearray(nbytes) for _ in places]
-    told = settled(storage.get(places, buffers))
+    told = settled(storage.get(places, buffers, _deadline_s(storage)))
     for place, buffer, status in zip(places, buffers, told):
         if status is Status.OK:
             assert buffer == payload(place, nbytes), "wrong bytes were handed out"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Callable
 from dataclasses import replace
-from time import perf_counter
+from time import perf_counter, thread_time
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -35,6 +36,29 @@ class Seen(NamedTuple):
     came: str
 
 
+class Stopwatch:
+    """Takes the time of a call in this thread, from when it is made."""
+
+    def __init__(self) -> None:
+        self._waits = _n_waits()
+        self._busy = thread_time()
+        self._start = perf_counter()
+
+    def seconds(self) -> float:
+        """Seconds so far, without those in which another thread had the processor.
+
+        A call that never waited was busy whenever it could be.
+        """
+        passed, waits = perf_counter() - self._start, _n_waits()
+        return passed if waits is None or waits != self._waits else thread_time() - self._busy
+
+
+def _n_waits() -> int | None:
+    """How often this thread gave the processor away to wait; None where the system does not say."""
+    whose = getattr(resource, "RUSAGE_THREAD", None)
+    return None if whose is None else resource.getrusage(whose).ru_nvcsw
+
+
 class Timed:
     """The hooks of a component, with how long they take."""
 
@@ -58,13 +82,13 @@ class Timed:
             if hook != self._last:
                 self._last = hook
                 self._note("calling", hook, "")
-            start = perf_counter()
-            self.calling = (hook, start)
+            self.calling = (hook, perf_counter())
+            watch = Stopwatch()
             try:
                 return function(*given, **named)
             finally:
                 self.calling = None
-                self._took(hook, perf_counter() - start)
+                self._took(hook, watch.seconds())
 
         return call
 

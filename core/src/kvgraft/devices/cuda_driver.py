@@ -1,6 +1,8 @@
-"""CUDA's calls for virtual memory, which torch does not offer: reserve, create, map, unmap.
+"""CUDA's calls that torch does not offer.
 
-Nobody has run this on a GPU yet. Names and values are those of `cuda.h` (CUDA 11 and later).
+Virtual memory (reserve, create, map, unmap), page-locks on memory of one's own, and one call for
+many copies. Nobody has run this on a GPU yet. Names and values are those of `cuda.h`: CUDA 11 and
+later; for many copies 12.8, of which the driver keeps the older form beside that of 13.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ import sys
 from functools import cache
 
 import torch
+
+from kvgraft.devices.fragments import Fragments
 
 __all__ = ["CudaDriver"]
 
@@ -24,6 +28,15 @@ READ_WRITE = 3
 
 LEAST = 0
 """`CU_MEM_ALLOC_GRANULARITY_MINIMUM`"""
+
+PORTABLE = 1
+"""`CU_MEMHOSTREGISTER_PORTABLE`: page-locked for every device of the process."""
+
+IN_STREAM_ORDER = 1
+"""`CU_MEMCPY_SRC_ACCESS_ORDER_STREAM`: sources are read when the stream gets there."""
+
+BESIDE_COMPUTE = 1
+"""`CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE`"""
 
 
 class _Location(ctypes.Structure):
@@ -59,6 +72,17 @@ class _Access(ctypes.Structure):
     """`CUmemAccessDesc`."""
 
     _fields_ = (("location", _Location), ("flags", ctypes.c_int))
+
+
+class _CopyAttributes(ctypes.Structure):
+    """`CUmemcpyAttributes`; locations are only read for managed memory."""
+
+    _fields_ = (
+        ("source_order", ctypes.c_int),
+        ("source_hint", _Location),
+        ("target_hint", _Location),
+        ("flags", ctypes.c_uint),
+    )
 
 
 class _Bytes:
@@ -149,6 +173,49 @@ class CudaDriver:
     ) -> torch.Tensor:
         """Uint8 `[nbytes]` at an address; `owner` lives as long as the tensor."""
         return torch.as_tensor(_Bytes(address, nbytes, owner), device=device)
+
+    def version(self) -> int:
+        """The newest CUDA that the driver knows: 1000 times the major plus 10 times the minor."""
+        found = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(found))
+        return found.value
+
+    def lock(self, address: int, nbytes: int) -> None:
+        """Page-lock memory of the host, so that copies reach it in the background."""
+        size, flags = ctypes.c_size_t(nbytes), ctypes.c_uint(PORTABLE)
+        self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), size, flags)
+
+    def unlock(self, address: int) -> None:
+        """End what `lock` began, before the memory goes."""
+        self._call("cuMemHostUnregister", ctypes.c_void_p(address))
+
+    @property
+    def can_batch(self) -> bool:
+        """Whether it has a call for many copies."""
+        return self._has("cuMemcpyBatchAsync_v2") or self._has("cuMemcpyBatchAsync")
+
+    def copy_batch(self, fragments: Fragments, stream: int) -> None:
+        """Submit copies that run in any order, on a stream that is not the default one.
+
+        The arrays are read before it returns.
+
+        Args:
+            fragments: at least one, none empty.
+            stream: its handle.
+        """
+        sources, targets, nbytes = (ctypes.c_void_p(each.ctypes.data) for each in fragments)
+        attributes = _CopyAttributes(source_order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)
+        first, one = ctypes.c_size_t(0), ctypes.c_size_t(1)
+        count = ctypes.c_size_t(len(fragments.nbytes))
+        for_all = (ctypes.byref(attributes), ctypes.byref(first), one)
+        last: tuple[object, ...] = (ctypes.c_void_p(stream),)
+        name = "cuMemcpyBatchAsync_v2"
+        if not self._has(name):
+            name, last = "cuMemcpyBatchAsync", (ctypes.byref(ctypes.c_size_t()), *last)
+        self._call(name, targets, sources, nbytes, count, *for_all, *last)
+
+    def _has(self, name: str) -> bool:
+        return hasattr(self._library, name)
 
     def _call(self, name: str, *arguments: object) -> None:
         """Call the driver.

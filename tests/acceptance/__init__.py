@@ -1,0 +1,1 @@
+"""All that a GPU can show in one command."""

@@ -1,0 +1,34 @@
+"""A device of torch's without hardware, for a process of its own: torch can have one such device.
+
+toy = load()                    # compiles it, a minute at first
+cache = Cache.open(["full"], device_tokens=64, device="toy")
+"""
+
+from __future__ import annotations
+
+import atexit
+import types
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["load"]
+
+
+@cache
+def load() -> Any:
+    """The device's switches: `hold`, `release`, `lose`; torch knows it as `toy` from now on."""
+    from torch.utils.cpp_extension import load as compiled
+
+    source = Path(__file__).with_name("toy.cpp")
+    found = compiled("kvgraft_toy", [str(source)], extra_cflags=["-O0"])
+    torch.utils.rename_privateuse1_backend("toy")  # type: ignore[attr-defined]
+    module = types.ModuleType("torch.toy")
+    answers = {"is_available": True, "current_device": 0, "device_count": 1}
+    for name, value in {**answers, "_is_in_bad_fork": False, "manual_seed_all": None}.items():
+        setattr(module, name, lambda *_, value=value: value)
+    torch._register_device_module("toy", module)  # type: ignore[no-untyped-call]
+    atexit.register(found.settle)  # its threads hold tensors of Python's until their work is done
+    return found
