@@ -11,6 +11,7 @@ platform and Python alone.
 from __future__ import annotations
 
 import os
+from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -24,7 +25,7 @@ class CompiledBuild(BuildHookInterface):
     """Adds extension modules to a wheel.
 
     Settings: `modules`, patterns of the files to compile, and `except`, files among those to leave
-    out; `opt-level`, of the C compiler.
+    out; `opt-level`, of the C compiler, unless KVGRAFT_OPT_LEVEL says another.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -35,6 +36,8 @@ class CompiledBuild(BuildHookInterface):
         for built in self._compile(Path(self._objects.name)):
             path = built.relative_to(Path(self._objects.name, "lib"))
             build_data["force_include"][str(built)] = path.as_posix()
+        # the library of the compiler, for `kvgraft.tree.packing`
+        build_data["dependencies"].append(f"librt>={metadata.version('librt')}")
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
@@ -57,14 +60,15 @@ class CompiledBuild(BuildHookInterface):
         try:
             extensions = mypycify(
                 [f"--config-file={self.root}/pyproject.toml", *modules],
-                opt_level=str(self.config["opt-level"]),
+                opt_level=os.environ.get("KVGRAFT_OPT_LEVEL", str(self.config["opt-level"])),
                 debug_level="0",
                 multi_file=True,  # so that several processors share the work
                 target_dir=str(into / "c"),
                 group_name="kvgraft",
             )
             for each in extensions:
-                each.extra_compile_args.append("-Wno-error")
+                # calls between its files go straight to the function then
+                each.extra_compile_args += ["-Wno-error", "-fvisibility=hidden"]
             compiling = Distribution({"ext_modules": extensions}).get_command_obj("build_ext")
             compiling.build_lib = str(into / "lib")
             compiling.build_temp = str(into / "objects")

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
+import time
+import weakref
 from collections import Counter
 from typing import Any
 
 import pytest
+import torch
 
 from kvgraft import Cache, TokenKey
 from kvgraft.tree.tree import Tree
@@ -30,7 +34,9 @@ def serve(cache: Cache, n_conversations: int) -> None:
         for turn in range(4):
             key.extend([number, turn, *range(2 * PAGE)])
             request = cache.begin(key)
-            assert cache.admit(request).admitted
+            if not cache.admit(request).admitted:
+                assert cache.drain(), "copies hold pages as long as they take"
+                assert cache.admit(request).admitted
             while request.computed < request.prompt:
                 n_tokens = cache.next_chunk(request)
                 assert cache.allocate(request, n_tokens)
@@ -98,6 +104,34 @@ def test_a_cache_dropped_with_copies_in_flight_leaves_no_tree_behind(
     before = n_trees()
     serve_and_drop()
     assert n_trees() == before
+
+
+def test_a_cache_dropped_unclosed_frees_its_pools_and_stops_its_threads() -> None:
+    def copying() -> set[threading.Thread]:
+        return {each for each in threading.enumerate() if each.name.startswith("kvgraft-copy")}
+
+    def serve_and_drop() -> list[weakref.ref[torch.Tensor]]:
+        cache = Cache.open(
+            {"full": SMALL},
+            page_size=PAGE,
+            device_tokens=320,
+            host_tokens=640,
+            write_policy="write-through",
+        )
+        serve(cache, 10)
+        assert cache.drain()
+        assert copying() - before
+        assert cache.stats().backups.completed
+        return [weakref.ref(each) for each in cache.mounted[0].component.device.planes]
+
+    before = copying()
+    planes = serve_and_drop()
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while (copying() - before or any(each() for each in planes)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not copying() - before
+    assert [each() for each in planes] == [None] * len(planes)
 
 
 def fill(tree: Tree) -> None:

@@ -167,7 +167,8 @@ def an_eviction_that_takes_the_base_along(put: Patch) -> None:
         if victim is None:
             return None
         held = [t for t in tree.components if victim.node.cells[t.index].device is not None]
-        return victim._replace(components=held)
+        victim.components = held
+        return victim
 
     scene = Scene()
     scene.cached(PROMPT)

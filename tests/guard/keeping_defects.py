@@ -7,11 +7,11 @@ from contextlib import suppress
 from typing import Any
 
 from kvgraft import BudgetError, TokenKey
-from kvgraft.cache import Cache
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
+from kvgraft.serving import Serving
 from kvgraft.tree import clearing, eviction, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
@@ -69,7 +69,7 @@ def a_cleared_request_that_shares_its_data(put: Patch) -> None:
     request = scene.computed(PROMPT)
     scene.cache.clear()
     put.into(scene.cache.publisher, finish=share)
-    put.setattr(Cache, "_may_share", _always)
+    put.setattr(Serving, "_may_share", _always)
     scene.cache.finish(request)
 
 
@@ -77,7 +77,7 @@ def _nothing(tree: Tree, node: Node) -> None:
     pass
 
 
-def _always(cache: Cache, request: Request) -> bool:
+def _always(serving: Serving, request: Request) -> bool:
     return True
 
 

@@ -69,7 +69,7 @@ def a_match_that_adds_nodes(put: Patch) -> None:
 @breaks("M2")
 def a_match_that_leaves_nothing_to_compute(put: Patch) -> None:
     scene = Scene()
-    put.into(scene.cache, _limit=lambda self, request: request.prompt // PAGE)
+    put.into(scene.cache.serving, _limit=lambda self, request: request.prompt // PAGE)
     scene.cached(PROMPT)
     scene.begin(PROMPT)
 
@@ -92,7 +92,8 @@ def a_device_anchor_where_data_is_on_host(put: Patch) -> None:
 
     def hopeful(*given: Any) -> Any:
         found = resolve(*given)
-        return found._replace(device_anchor=found.anchor)
+        found.device_anchor = found.anchor
+        return found
 
     put.setattr(matching, "resolve", hopeful)
     scene.begin(LONGER)
@@ -290,7 +291,9 @@ def a_rejection_without_a_reason(put: Patch) -> None:
 def a_request_said_to_fit_never_that_fits_an_empty_cache(put: Patch) -> None:
     scene = Scene()
     scene.admitted(range(40))
-    put.into(scene.cache.budget, _never=lambda self, request, shortages: bool(shortages))
+    put.into(
+        scene.cache.budget, _never=lambda self, request, shortages: next(iter(shortages), None)
+    )
     scene.cache.admit(scene.begin(range(200, 240)))
 
 

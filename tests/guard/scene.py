@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
+from types import ModuleType
 from typing import Any, Protocol
 
 import pytest
@@ -58,12 +61,31 @@ class Patched:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.setattr = patch.setattr
+        self.patch = patch
         self.setitem = patch.setitem
+
+    def setattr(self, target: object, name: str, value: object) -> None:
+        """Replace an attribute; skips the test where compiled code would not ask for it."""
+        if is_code(target, name) and is_from_extension(target):
+            pytest.skip("needs the plain build: patches the core")
+        self.patch.setattr(target, name, value)
 
     def into(self, part: object, **methods: object) -> None:
         """Override methods of one part of a scene's cache."""
         override(part, **methods)
+
+
+def is_code(target: object, name: str) -> bool:
+    """Whether the attribute is a function or a constant that others call or read by name."""
+    return isinstance(target, (ModuleType, type)) or callable(getattr(target, name))
+
+
+def is_from_extension(target: object) -> bool:
+    """Whether a module is compiled, or the class of an object, or a class itself."""
+    if not isinstance(target, ModuleType):
+        kind = target if isinstance(target, type) else type(target)
+        target = sys.modules[kind.__module__]
+    return str(target.__file__).endswith(tuple(EXTENSION_SUFFIXES))
 
 
 class Unpatched:

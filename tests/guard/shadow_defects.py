@@ -186,7 +186,7 @@ def a_point_whose_pages_go_first(put: Patch) -> None:
     def all_left(
         self: Offers, request: Request, part: Part, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
-        return [run._replace(is_left=True) for run in runs]
+        return [run.cut(run.first, run.end, is_left=True) for run in runs]
 
     scene = Scene()
     put.into(scene.cache.offers, _classed=all_left)

@@ -115,7 +115,13 @@ def test_misuse_is_refused_as_without_a_guard() -> None:
 
 
 @pytest.mark.parametrize(
-    ("workload", "mode"), [("agents", "on"), ("chat", "on"), ("rag", "on"), ("chat", "sampled")]
+    ("workload", "mode"),
+    [
+        pytest.param("agents", "on", marks=pytest.mark.long),
+        ("chat", "on"),
+        pytest.param("rag", "on", marks=pytest.mark.long),
+        ("chat", "sampled"),
+    ],
 )
 def test_a_replay_is_the_same_with_a_guard(
     workload: Literal["agents", "chat", "rag"], mode: str
@@ -305,6 +311,26 @@ def test_points_of_any_kind_of_sequence_are_read_once(
 ) -> None:
     scene = Scene()
     assert scene.begin(PROMPT, resume_at=resume_at).resume_at == pages
+    scene.close()
+
+
+class Three:
+    """A number of a library that Python does not know, as tensors are."""
+
+    def __index__(self) -> int:
+        return 3
+
+
+def test_numbers_of_other_libraries_do_not_overflow_in_the_guard() -> None:
+    scene = Scene()
+    request = scene.admitted(PROMPT)
+    assert scene.cache.next_chunk(request, np.uint8(3)) == 3
+    assert scene.cache.next_chunk(request, Three()) == 3  # type: ignore[arg-type]
+    assert scene.cache.allocate(request, np.uint8(3))
+    scene.cache.computed(request, np.uint8(3))
+    assert request.computed == 3
+    scene.cache.evict("base", np.uint8(1))
+    scene.cache.evict("base", Three())  # type: ignore[arg-type]
     scene.close()
 
 

@@ -85,6 +85,7 @@ def once_each(heard: list[str]) -> list[str]:
     return found
 
 
+@pytest.mark.plain_build
 @pytest.mark.parametrize("mode", [GuardMode.ON, GuardMode.SAMPLED])
 def test_the_parts_are_called_in_the_same_order_with_a_guard(mode: GuardMode) -> None:
     plain = played(GuardMode.OFF)

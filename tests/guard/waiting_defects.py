@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgraft import Cache, Decision, Request, TokenKey
+from kvgraft import Decision, Request, TokenKey
 from kvgraft.requests.pending import Pending, PendingPages
+from kvgraft.serving import Serving
 
 from .defect import breaks
 from .scene import PAGE, PROMPT, Patch, Scene
@@ -39,15 +40,15 @@ def waits(scene: Scene, namespace: object = None, times: int = 1) -> tuple[Reque
 
 @breaks("A8")
 def a_wait_that_is_not_counted(put: Patch) -> None:
-    put_off = Cache._put_off
+    put_off = Serving._put_off
 
-    def for_ever(self: Cache, request: Request) -> Decision | None:
+    def for_ever(self: Serving, request: Request) -> Decision | None:
         decision = put_off(self, request)
         request.patience += decision is not None
         return decision
 
     scene = Scene(plain=True)
-    put.into(scene.cache, _put_off=for_ever)
+    put.into(scene.cache.serving, _put_off=for_ever)
     waits(scene)
 
 
@@ -95,15 +96,15 @@ def a_wait_for_more_than_is_shared(put: Patch) -> None:
 
 @breaks("M1")
 def a_request_that_was_put_off_and_keeps_its_match(put: Patch) -> None:
-    put_off = Cache._put_off
+    put_off = Serving._put_off
 
-    def forgetful(self: Cache, request: Request) -> Decision | None:
+    def forgetful(self: Serving, request: Request) -> Decision | None:
         decision = put_off(self, request)
         request.put_off = False
         return decision
 
     scene = Scene(plain=True)
-    put.into(scene.cache, _put_off=forgetful)
+    put.into(scene.cache.serving, _put_off=forgetful)
     waits(scene, times=2)
 
 

@@ -194,7 +194,7 @@ def pages_behind_the_window_are_kept(patch: Patch) -> None:
 
 @mutant("state", "M8")
 def a_state_is_shared_instead_of_copied(patch: Patch) -> None:
-    patch.setattr(StateSlots, "_copy", lambda self, component, source, target: None)
+    patch.setattr(StateSlots, "copy", lambda self, component, source, target: None)
 
 
 @mutant("everything+window", "M1", "M3")

@@ -21,7 +21,7 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
     ),
     "a_running_request_keeps_its_old_pages": (
         ("K7", "T9", "I4"),
-        edited(moving._put_run, "._replace(device=slots)", ""),
+        edited(moving._put_run, "run.end, slots,", "run.end, run.device,"),
     ),
     "a_running_request_keeps_its_old_state": (
         ("K7", "T9", "M8"),
@@ -30,7 +30,7 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
     "a_shrink_asks_nobody": (
         ("K7", "A12", "A7"),
         edited(
-            extents.Lessee.may_give.fget,  # type: ignore[attr-defined]
+            extents.Lessee.may_give,
             "self.leased > 1 and self.ledger.headroom >= self.extent",
             "self.leased > 1",
         ),
@@ -38,7 +38,7 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
     "slots_that_close_cost_no_headroom": (
         ("A12", "A7", "A8", "K7"),
         edited(
-            ledger.MovableLedger.headroom.fget,  # type: ignore[attr-defined]
+            ledger.MovableLedger.headroom,
             " - allocator.closing",
             "",
         ),

@@ -139,10 +139,10 @@ def duplicates_of_bounded_reaches_leak(patch: Patch) -> None:
     edited(
         inserting._adopt,
         "        if not run.is_left:\n            tree.touch(node, component)\n"
-        "        component.device.give_private(slots)\n",
+        "        component.devices[node.tenant].give_private(slots)\n",
         "        if not component.is_prefix_closed:\n            continue\n"
         "        tree.touch(node, component)\n"
-        "        component.device.give_private(slots)\n",
+        "        component.devices[node.tenant].give_private(slots)\n",
     )(patch)
 
 

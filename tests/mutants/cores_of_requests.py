@@ -9,12 +9,12 @@ from typing import Any
 from kvgraft.admission import promises
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.admission.demand import default_demand
-from kvgraft.cache import Cache
 from kvgraft.requests.account import Account
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.parts import Part
 from kvgraft.requests.state_slots import StateSlots
+from kvgraft.serving import Serving
 from kvgraft.tree import eviction, explaining, inserting, matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.eviction import Victim
@@ -91,7 +91,7 @@ def a_chunk_is_forced_although_it_does_not_fit(patch: Patch) -> None:
 
 @mutant("everything", "M2")
 def a_match_leaves_no_token_to_compute(patch: Patch) -> None:
-    patch.setattr(Cache, "_limit", lambda self, request: request.prompt // self.tree.page_size)
+    patch.setattr(Serving, "_limit", lambda self, request: request.prompt // self.tree.page_size)
 
 
 @mutant("everything+state", "M3", "M1", "R1", "L3", "M7")
@@ -220,7 +220,8 @@ def a_cascade_takes_a_wider_component(patch: Patch) -> None:
             for other in tree.components
             if (cell := victim.node.cells[other.index]).device is not None and not cell.device_pins
         ]
-        return victim._replace(components=held)
+        victim.components = held
+        return victim
 
     patch.setattr(eviction, "next_device_victim", wide)
     patch.setattr("kvgraft.requests.eviction.eviction.next_device_victim", wide)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvgraft.admission.decision import Decision
-from kvgraft.cache import Cache
 from kvgraft.requests.pending import Pending, PendingPages
 from kvgraft.requests.request import CLOSED, Request
+from kvgraft.serving import Serving
 
 from .cores import Patch, mutant
 from .cores_held_out import edited
@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 @mutant("everything", "A8")
 def a_request_waits_for_pages_without_end(patch: Patch) -> None:
-    edited(Cache._put_off, "request.patience -= 1", "pass")(patch)
+    edited(Serving._put_off, "request.patience -= 1", "pass")(patch)
 
 
 @mutant("everything", "A8")
@@ -44,14 +44,14 @@ def a_request_waits_for_another_namespaces_pages(patch: Patch) -> None:
 
 @mutant("everything", "M1")
 def a_request_that_was_put_off_is_not_matched_again(patch: Patch) -> None:
-    put_off = Cache._put_off
+    put_off = Serving._put_off
 
-    def forgetful(self: Cache, request: Request) -> Decision | None:
+    def forgetful(self: Serving, request: Request) -> Decision | None:
         decision = put_off(self, request)
         request.put_off = False
         return decision
 
-    patch.setattr(Cache, "_put_off", forgetful)
+    patch.setattr(Serving, "_put_off", forgetful)
 
 
 @mutant("everything", "M1")

@@ -50,7 +50,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a match leaves no token to compute": BadCore(
         ("M2",),
-        "cache.py",
+        "serving.py",
         "return (request.prompt - 1) // self.tree.page_size",
         "return request.prompt // self.tree.page_size",
     ),
@@ -286,8 +286,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "points are counted twice in the demand": BadCore(
         ("I12", "A10"),
         "admission/demand.py",
-        "query.checkpoints + decodes)",
-        "2 * query.checkpoints + decodes)",
+        "query.checkpoints + decodes,",
+        "2 * query.checkpoints + decodes,",
     ),
     "a grid is never thinned": BadCore(
         ("I12",),
@@ -390,14 +390,14 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a demand leaves out the host hits": BadCore(
         ("A3", "A1"),
         "admission/demand.py",
-        "Demand(now * per_page + host_slots,",
-        "Demand(now * per_page,",
+        "(now * per_page + host_slots,",
+        "(now * per_page,",
     ),
     "a demand leaves out the states to capture": BadCore(
         ("A10", "A1"),
         "admission/demand.py",
-        "query.checkpoints + decodes)",
-        "decodes)",
+        "query.checkpoints + decodes,",
+        "decodes,",
     ),
     "admission forgets earlier promises": BadCore(
         ("A2", "A12"),

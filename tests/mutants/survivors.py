@@ -10,7 +10,6 @@ __all__ = ["SURVIVORS"]
 
 _TIGHT = "no request of the machine meets pools that are full to the slot"
 _ROOM = "a load-back of the machine rarely meets a DEVICE pool that others' data fills"
-_WAITS = "the machine rarely lets a copy run out of time"
 _LINE = "the state of the pools that shows it is too rare among random calls"
 
 SURVIVORS: dict[str, str] = {
@@ -19,10 +18,8 @@ SURVIVORS: dict[str, str] = {
     "its own prefix on its way is not counted": "the request waits longer and is admitted later",
     "the last private row is never given": "no reference component uses its last private row",
     "a node goes although a receipt is anchored there": "pins keep it nearly always",
-    "namespaces that are false are one": "found under M9: explaining raises first",
     "recency does not climb": _LINE,
     "data on its way does not count as a way to resume": _LINE,
-    "a time-out leaves the pool short": _WAITS,
     "a request restarted after a failure asks for HOST again": "found under M1: the match is wrong",
     "pins do not slide": "pages behind a window that stay pinned are not counted",
     "a receipt is not marked as released": "no call of an engine releases a receipt twice",
@@ -30,10 +27,7 @@ SURVIVORS: dict[str, str] = {
     "a conversation's gap on HOST is left": _LINE,
     "the lower node is backed up first": _LINE,
     "inserts are backed up under any policy": "found under E2: HOST makes room for copies",
-    "a page too many is given back behind the window": _LINE,
-    "pins slide a page too far": _LINE,
     "a renewed promise ends two pages early": _TIGHT,
-    "data hangs below a gap on HOST": _LINE,
     "room for a load-back is made a page too large": _ROOM,
 }
 """Reasons by the name of the defect, as in `cores_held_out`."""

@@ -36,9 +36,6 @@ QUICK = (
 )
 """Cores that are found within a second or two: data left behind, events, waits, budgets."""
 
-UNUSUAL = ("it builds its copies itself",)
-"""Legal components that every run looks at, seconds each; the long tests look at all."""
-
 FIRST = {mutant.rules[0]: mutant.name for mutant in reversed(MUTANTS)}
 """By rule, the first component that breaks it: every run looks at these."""
 
@@ -69,10 +66,15 @@ def test_a_core_with_a_defect_is_found_under_its_rule(name: str) -> None:
     assert problem is None, problem
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=() if name in UNUSUAL else pytest.mark.long) for name in LEGAL],
-)
+@pytest.mark.parametrize("name", sorted(set(CORES) - set(QUICK)))
+def test_the_line_that_a_bad_core_changes_is_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    CORES[name].put_in(monkeypatch)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", LEGAL)
 def test_an_unusual_component_that_keeps_the_contract_passes(name: str) -> None:
     bad = [result for result in check_package(LEGAL[name], "dev") if result.bad]
     assert not bad, "\n".join([f"{bad[0].rule}: {bad[0].evidence}", *bad[0].steps])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -193,11 +193,13 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
             (running[:1], [1], {"n_computed": 2.5}, ConfigError, "n_computed"),
             (running[:1], [1], {"n_computed": [1, 1]}, ConfigError, "n_computed"),
             (running[:1], [1], {"n_computed": 9}, LeaseError, "n_computed"),
+            (running[:1], [1], {"fence": 3}, ConfigError, "fence 3 of type int"),
             (running[:1], [1], {"n_tokens": 12}, ConfigError, "max_tokens=20"),
             ([running[0], running[0]], [1, 1], {}, LeaseError, "twice"),
             ([stranger], [1], {}, LeaseError, "another cache"),
             ([leased], [1], {}, LeaseError, "admit"),
             (["text"], [1], {}, LeaseError, "no request"),
+            ([Request], [1], {}, LeaseError, "no request"),
             (running[0], [1], {}, LeaseError, "no list"),  # type: ignore[list-item]
             (running[:1], torch.ones(1, requires_grad=True), {}, ConfigError, "no array"),
             (running[:1], [1], {"n_tokens": 2**70}, ConfigError, "n_tokens"),
@@ -215,6 +217,24 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
         cache.close()
         with pytest.raises(LeaseError, match="closed"):
             cache.step([], [])
+
+
+def test_an_object_that_is_no_fence_is_refused_by_every_call_that_takes_one() -> None:
+    with opened() as cache:
+        (running,) = prefilled(cache, 1)
+        before = cache.stats()
+        no_fence: Any = "now"
+        calls: list[tuple[Callable[..., object], list[int]]] = [
+            (cache.load_back, []),
+            (cache.computed, [1]),
+            (cache.checkpoint, []),
+            (cache.finish, []),
+            (cache.retract, []),
+        ]
+        for call, given in calls:
+            with pytest.raises(ConfigError, match="fence 'now' of type str"):
+                call(running, *given, fence=no_fence)
+        assert cache.stats() == before
 
 
 def test_no_requests_are_a_step_of_nothing() -> None:

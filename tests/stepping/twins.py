@@ -52,10 +52,17 @@ class Twins:
 
     # -- calls
 
-    def begin(self, tokens: Sequence[int], reserve: int, chunk: int | None) -> None:
+    def begin(
+        self,
+        tokens: Sequence[int],
+        reserve: int,
+        chunk: int | None = None,
+        namespace: str | None = None,
+    ) -> None:
         """A request, up to the end of its prompt; one that does not fit goes again."""
         found = [
-            cache.begin(TokenKey(tokens), reserve=reserve, chunk=chunk) for cache in self.caches
+            cache.begin(TokenKey(tokens, namespace=namespace), reserve=reserve, chunk=chunk)
+            for cache in self.caches
         ]
         outcomes = [cache.admit(request) for cache, request in zip(self.caches, found)]
         assert outcomes[0].outcome is outcomes[1].outcome

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgraft import ConfigError, TokenKey
+from kvgraft import Cache, ConfigError, TokenKey
 from kvgraft.tree.keys import TOKEN_BYTES, common_prefix_pages
 
 ids = st.integers(0, 2**31 - 1)
@@ -28,6 +31,7 @@ def test_a_key_holds_the_tokens_it_was_given(tokens: list[int]) -> None:
     "source",
     [
         (7, 8, 9),
+        [7, np.int64(8), np.uint8(9)],
         iter([7, 8, 9]),
         range(7, 10),
         array("q", [7, 8, 9]),
@@ -62,6 +66,7 @@ def test_extending_is_concatenating(parts: list[list[int]]) -> None:
         np.array([1, 2**63], dtype=np.uint64),
         np.array([1.5, 2.0]),
         np.array([True, False]),
+        np.ma.array([1, 2, 3], mask=[False, True, False]),
     ],
     ids=repr,
 )
@@ -159,3 +164,36 @@ def test_the_common_prefix_is_counted_in_whole_pages(
         key.data, offset * TOKEN_BYTES, bytes(edge.data), page_size * TOKEN_BYTES
     )
     assert found == agreed // page_size
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda key: pickle.loads(pickle.dumps(key))]
+)
+def test_a_copy_of_a_key_that_was_served_is_a_key_of_its_own(
+    copied: Callable[[TokenKey], TokenKey],
+) -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=64) as cache:
+        key = TokenKey(range(9), namespace=("a", 1))
+        request = cache.begin(key)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 9)
+        cache.computed(request, 9)
+        assert cache.finish(request) == 8
+        made = copied(key)
+        made.extend([9])
+        assert made.tokens().tolist() == list(range(10))
+        assert made.namespace == key.namespace
+        assert key.n_tokens == 9
+        assert cache.begin(made).anchor_tokens == 8
+
+
+def test_a_pickled_key_takes_no_tree_along() -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=4096) as cache:
+        for first in range(0, 4000, 100):
+            key = TokenKey(range(first, first + 9))
+            request = cache.begin(key)
+            assert cache.admit(request).admitted
+            assert cache.allocate(request, 9)
+            cache.computed(request, 9)
+            cache.finish(request)
+        assert len(pickle.dumps(key)) < len(pickle.dumps(TokenKey(range(9)))) + 8

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -22,10 +23,16 @@ from kvgraft import (
     Span,
     StateAt,
     Term,
+    Tier,
     Trailing,
 )
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.reach import PageReach
 from kvgraft.tree.component import ComponentShape, ordered
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.tree import Tree
+
+from ..model.patterns import Strided
 
 LARGEST = 8
 BOUNDARIES = range(1, LARGEST * LARGEST + 2)
@@ -395,3 +402,17 @@ def test_a_term_that_fails_when_it_is_asked_is_named_in_one_line(way: str, said:
     with pytest.raises(ConfigError) as refused:
         Reach(Odd(4, way))
     assert str(refused.value) == f"reach: {said}"
+
+
+@pytest.mark.parametrize("reach", [Reach(Strided(8, 1)), Reach(Leading(4), Trailing(64))])
+def test_the_remembered_pages_of_a_reach_take_little_memory(reach: Reach) -> None:
+    shape = ComponentShape("striding", reach)
+    tree = Tree(4, [shape], {"striding": Ledger("striding", Tier.DEVICE, SlotAllocator(8))}, {})
+    (component,) = tree.components
+    assert component.segment_at(40) == component.reach_pages.spans(40)
+    tracemalloc.start()
+    for boundary in range(400, 464):
+        component.segment_at(boundary)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1_000_000

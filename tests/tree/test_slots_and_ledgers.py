@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kvgraft import ConfigError, ContractViolation, IntegrityError, Tier
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.requests.account import Account
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import Ledger, MovableLedger
+from kvgraft.tree.tenants import SharedLedger, TenantLedger
 
 
 def numbers(slots: bytes) -> list[int]:
@@ -64,6 +65,16 @@ def test_a_pool_whose_slots_do_not_fit_int32_is_refused(capacity: int) -> None:
 @pytest.fixture
 def ledger() -> Ledger:
     return Ledger("full", Tier.DEVICE, SlotAllocator(8))
+
+
+def test_a_ledger_is_what_it_is_whatever_was_asked_before() -> None:
+    """Compiled classes below an `ABC` shared the answers (ADR 0027)."""
+    movable = MovableLedger("full", Tier.DEVICE, SlotAllocator(8))
+    shared = SharedLedger("full", Tier.DEVICE, SlotAllocator(8), [], 1)
+    kinds = {MovableLedger, Ledger, SharedLedger, TenantLedger}
+    for _ in range(2):
+        assert {kind for kind in kinds if isinstance(shared, kind)} == {SharedLedger}
+        assert {kind for kind in kinds if isinstance(movable, kind)} == {MovableLedger, Ledger}
 
 
 def test_private_and_reserved_slots_leave_the_free_ones_and_come_back(ledger: Ledger) -> None:

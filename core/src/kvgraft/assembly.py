@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from kvgraft.config import CacheConfig, GuardMode
-from kvgraft.devices.runtime import torch_device
+from kvgraft.devices.runtime import SIMULATED, torch_device
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, select
@@ -25,6 +25,7 @@ from kvgraft.types import Tier
 __all__ = [
     "OPTIONAL_PARTS",
     "build_tree",
+    "expect_device",
     "mount_all",
     "parts_of",
     "planned_nbytes",
@@ -208,18 +209,43 @@ def _package(name: str) -> str:
 
 def _check_device(config: CacheConfig) -> None:
     """Refuse a device unknown to torch or missing here, or storage without payload."""
-    name = config.device
+    expect_device(config.device)
+    if not config.payload and config.storage is not None:
+        raise ConfigError("setting payload=False: storage keeps payloads; leave one of them out")
+
+
+def expect_device(name: str) -> None:
+    """Refuse a device unknown to torch or missing here.
+
+    Raises:
+        ConfigError: so.
+    """
     try:
         device = torch_device(name)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         if reason.startswith("Expected one of"):  # and names twenty
             reason = "torch knows no such device"
-        raise ConfigError(f"device {name!r}: {reason}; use cpu or cuda") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: no CUDA device here; use cpu")
-    if not config.payload and config.storage is not None:
-        raise ConfigError("setting payload=False: storage keeps payloads; leave one of them out")
+        raise ConfigError(f"device {name!r}: {reason}; use {_devices_here()}") from error
+    is_ours = device.type in ("cpu", "meta") or name == SIMULATED
+    if not is_ours and not _is_here(device):
+        kind = device.type.upper()
+        raise ConfigError(f"device {name!r}: no {kind} device here; use {_devices_here()}")
+
+
+def _devices_here() -> str:
+    """Names of devices, for a message."""
+    found = [each for each in ("cuda", "xpu") if _is_here(torch_device(each))]
+    names = ["cpu", *found, SIMULATED]
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _is_here(device: torch.device) -> bool:
+    """Whether torch can use a device; of some it knows the name alone."""
+    try:
+        return bool(torch.get_device_module(device).is_available())
+    except (RuntimeError, AttributeError):
+        return False
 
 
 def build_tree(

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.admission.decision import Decision, Outcome, Waiting
+from kvgraft.admission.decision import Decision
 from kvgraft.admission.promises import Budget
 from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
 from kvgraft.config import CacheConfig, parse_config
@@ -43,40 +43,33 @@ from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
 from kvgraft.requests.offers import Offers
 from kvgraft.requests.page_slots import PageSlots
-from kvgraft.requests.parts import Part
-from kvgraft.requests.pending import CacheMark, PendingPages
+from kvgraft.requests.pending import PendingPages
 from kvgraft.requests.pins import Pin, Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import (
     ADMITTED,
-    CLOSED,
-    LEASED,
-    NEXT_CALL,
-    NO_POINTS,
-    Limited,
     Request,
-    Stage,
     expect_key,
-    no_request,
     whole,
 )
 from kvgraft.requests.resume_points import ResumePoints, resume_pages
 from kvgraft.requests.rows import Rows, row_limits
 from kvgraft.requests.state_slots import InnerStates, StateSlots
 from kvgraft.requests.stepping import Step
-from kvgraft.requests.tables import slot_table, state_slot
+from kvgraft.requests.tables import DEVICE, slot_table, state_slot
 from kvgraft.requests.terms import Terms
 from kvgraft.requests.uses import Uses, expect_hint
+from kvgraft.serving import Serving
 from kvgraft.sizes import expect_count
 from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, TokenStats
 from kvgraft.tracing import Tracer, Tracers
 from kvgraft.transfers import Fence, Transfer, TransferEngine
-from kvgraft.tree import pinning
+from kvgraft.transfers.engine import expect_fence
 from kvgraft.tree.clearing import held_slots
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
 from kvgraft.tree.keys import TokenKey, expect_namespace
-from kvgraft.types import Direction, Namespaces, Span, Tier
+from kvgraft.types import Direction, Namespaces, Tier
 
 if TYPE_CHECKING:
     import torch
@@ -93,11 +86,13 @@ EVENTS = 65_536
 class Cache:
     """One prefix tree over the pools of the installed components.
 
+    Its parts are chosen when it opens, by `parts`; calls do not look for one that is set later.
+
     Args:
         config: settings; every component it names must be installed or given in `plugins`.
         plugins: component packages used instead of installed ones of the same name.
-        transfers: engine for copies between tiers; by default worker threads on the CPU and side
-            streams on CUDA.
+        transfers: engine for copies between tiers; by default worker threads on the CPU and streams
+            elsewhere.
         available: says how much memory pools may take; by default the memory available on the
             machine.
         parts: makes the parts of the cache; by default those that the settings ask for.
@@ -180,7 +175,6 @@ class Cache:
         self.pending = parts.kind(PendingPages)(
             self.tree, self.points, self.requests, can_wait=not self.leases.never_resumes
         )
-        self._mark = CacheMark(self)
         self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
         self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
         self.offers = parts.kind(Offers)(self.tree)
@@ -200,8 +194,7 @@ class Cache:
             self.tree, self.rows, self.publisher, self.states, self.evictor
         )
         self.storage = parts.storage(self.tree, self.mounted, self.evictor)
-        self._recorder: Recorder | None = None
-        self._tracers: Tracers | None = None
+        self.serving = parts.kind(Serving)(self)
         self.closed = False
         self.guard = parts.ready(self)
 
@@ -296,9 +289,10 @@ class Cache:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
         if self.closed:
             raise _closed()
-        if self._tracers is not None:
-            self._tracers.tell("beginning", key)
-        request = Request(key, prompt, prompt + reserve, chunk, self._mark)
+        serving = self.serving
+        if serving.tracers is not None:
+            serving.tracers.tell("beginning", key)
+        request = Request(key, prompt, prompt + reserve, chunk, serving.mark)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         if hint is not None:
@@ -307,29 +301,7 @@ class Cache:
             request.patience = expect_count("begin: patience", patience)
         if priority is not None or ttl_requests is not None or ttl_s is not None:
             self.terms.ask("begin", request, priority, ttl_requests, ttl_s)
-        request.root = root = self.tree.hold(key.namespace)
-        try:
-            if self.storage:
-                self.storage.before_begin(key, prefetch)
-            elif prefetch is not None:
-                raise LeaseError(
-                    f"begin: {prefetch!r:.60} is no prefetch of this cache, which has no storage "
-                    "tier; begin without one"
-                )
-            self.uses.begin(request)
-            if self.tree.lifetimes is not None:
-                self.terms.begins(request)
-            self.leases.lease(request, self._limit(request))
-        except BaseException:
-            self.tree.let_go(root)
-            raise
-        if prefetch is not None:
-            request.storage_tokens = prefetch.gained_of(request.anchor_tokens)
-            size = self.tree.page_size
-            request.fetched = Span(prefetch.anchor_tokens // size, prefetch.tokens // size)
-        self.requests[id(request)] = request
-        if self._tracers is not None:
-            self._tracers.tell("begun", request)
+        serving.begin(request, prefetch)
         return request
 
     def admit(self, request: Request) -> Decision:
@@ -344,38 +316,7 @@ class Cache:
         call matches again. Waiting holds no slots but the pins; only requests that were admitted
         are waited for, so none waits for one that waits (A8).
         """
-        self._expect(request, LEASED)
-        # None first: most requests are not limited, and reading an enum's attribute is slow
-        if (
-            request.put_off
-            or (request.limited is not None and request.limited is Limited.CROWDED)
-            or not self._may_share(request)
-        ):
-            request.put_off = False
-            self.leases.renew(request, self._limit(request))
-        decision = self.budget.decide(request)
-        if decision.outcome is Outcome.NEVER_FITS and request.anchor_tokens:
-            # Holding a prefix can take more than computing it again; try as a miss (A8).
-            self.leases.renew(request, 0)
-            decision = self.budget.decide(request)
-        elif request.patience and decision.admitted:
-            decision = self._put_off(request) or decision
-        if decision.admitted:
-            self.uses.admitted(request)
-            loaded = self.hits.count(request)
-            if self.arenas is not None:
-                self.arenas.used(request)
-            if self._recorder is not None:
-                self._recorder.hit(request, loaded)
-            self.budget.open(request)
-            request.stage = ADMITTED
-        elif decision.outcome is Outcome.DEFERRED and decision.pending is None:
-            if self.arenas is not None:
-                self.arenas.wish(self.budget.needs(request))
-            decision = decision._replace(waits_for=self._waits_for(request))
-        if self._tracers is not None:
-            self._tracers.tell("decided", request, decision)
-        return decision
+        return self.serving.admit(request)
 
     def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
         """Start the copies from HOST; return the transfers to wait for (R1 to R7).
@@ -383,51 +324,14 @@ class Cache:
         The request may run once `request.ready`; if `request.load_failed`, call `restart`. That is
         so at once if a transfer failed that others had started and this request relied on.
         """
-        self._expect(request, ADMITTED)
-        if request.load_failed or request.load_started:
-            return request.waits
-        waits = self.load_backs.start(request, fence)
-        if self._tracers is not None and waits:
-            self._tracers.tell("loading", request)
-        return waits
+        return self.serving.load_back(request, fence)
 
     def restart(self, request: Request) -> None:
         """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
 
         Its slots and pins are given up; the request must be admitted again.
         """
-        self._expect_own(request)
-        if request.stage is CLOSED:
-            raise LeaseError("request is closed; begin a new one")
-        request.expect_namespace()
-        if request.key.n_tokens < request.prompt:
-            raise LeaseError(
-                f"key was cut to {request.key.n_tokens} tokens, below the request's prompt of "
-                f"{request.prompt}; abort it and begin another"
-            )
-        limit = (max(request.prompt, request.key.n_tokens) - 1) // self.tree.page_size
-        if request.load_failed:
-            limit = min(limit, request.device_tokens // self.tree.page_size)
-        if self._tracers is not None:
-            self._tracers.tell("beginning", request.key)
-        held, parts, prompt = request.receipt, request.parts, request.prompt
-        request.prompt = max(prompt, request.key.n_tokens)
-        self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
-        try:
-            self.leases.lease(request, limit)
-        except BaseException:
-            request.prompt = prompt
-            raise
-        request.total = max(request.total, request.prompt)
-        if request.key_edits != request.key.edits:
-            request.key_edits, request.skipped = request.key.edits, NO_POINTS
-        request.stage = LEASED
-        request.load_started = request.put_off = False
-        self.rows.give_back(request)
-        self._give_up(parts)
-        self.leases.unpin(held)
-        if self._tracers is not None:
-            self._tracers.tell("begun", request)
+        self.serving.restart(request)
 
     def next_chunk(self, request: Request, limit: int | None = None) -> int:
         """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
@@ -436,10 +340,9 @@ class Cache:
         prompt. Larger than the admitted chunk only if every pool has the headroom (A12). Nothing
         is set aside for it: `allocate` before asking for another request's.
         """
-        self._expect(request, ADMITTED)
         if limit is not None:
             limit = expect_count("next_chunk: limit", limit)
-        return self.budget.next_chunk(request, limit)
+        return self.serving.next_chunk(request, limit)
 
     def allocate(self, request: Request, n_tokens: int) -> bool:
         """Slots for the next `n_tokens` tokens, by whole pages: there may be slots for more then.
@@ -453,33 +356,7 @@ class Cache:
             LeaseError: a load-back the request waits for has not ended or has failed, or a number
                 of tokens that is none.
         """
-        self._expect_changing(request)
-        if request.receipt.host_from is not None:
-            request.expect_loaded()
-            request.waits = []
-            pinning.release_host_copy(self.tree, request.receipt)
-        pages = request.pages_short(n_tokens, self.tree.page_size)
-        page = request.computed // self.tree.page_size
-        within = pages <= 0 or self.pages.has_promise_left(request.parts, pages)
-        beyond = [] if within else self.pages.beyond_promise(request, pages, page)
-        if beyond is None:
-            return False
-        # What is published first leaves the room for these pages: pins of others' data take some.
-        for ledger, n_slots in beyond:
-            ledger.promised += n_slots
-        try:
-            if self.tree.has_state:
-                self.publisher.publish_states(request)
-            if not within and request.bounded_parts:
-                self.publisher.leave_behind(request, page, pages)
-        finally:
-            for ledger, n_slots in beyond:
-                ledger.promised -= n_slots
-        if pages > 0 and not self.pages.allocate_pages(request, pages):
-            return False
-        if self.tree.has_state:
-            self.states.set_up_states(request)
-        return True
+        return self.serving.allocate(request, n_tokens)
 
     def state_boundaries(self, request: Request, n_tokens: int) -> list[int]:
         """Positions, in tokens, inside the next `n_tokens` at which a state is worth keeping.
@@ -490,7 +367,7 @@ class Cache:
         Raises:
             LeaseError: no number of tokens.
         """
-        self._expect(request, ADMITTED)
+        self.serving.expect(request, ADMITTED)
         start = request.computed
         pages = self.points.inside_chunk(
             request, start, start + whole(n_tokens, "state_boundaries")
@@ -528,13 +405,12 @@ class Cache:
             ConfigError: states that the cache was not opened for, of a component without states, at
                 another position, or of other shapes or element types; nothing has changed.
         """
-        self._expect_changing(request)
         if states is not None and not self.config.states_inside_chunks:
             raise ConfigError(
                 "computed: states inside a chunk are for a cache opened with "
                 "states_inside_chunks=True"
             )
-        self.publisher.computed(request, n_tokens, fence, states)
+        self.serving.computed(request, n_tokens, fence, states)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
         """Share the data computed so far, up to the deepest legal boundary (I5, I6).
@@ -544,8 +420,7 @@ class Cache:
         pages could not be replaced out of the headroom (A12), or when the request's namespace was
         cleared since it began.
         """
-        self._expect_changing(request)
-        return self._may_share(request) and self.publisher.checkpoint(request, fence)
+        return self.serving.checkpoint(request, fence)
 
     def finish(
         self,
@@ -565,17 +440,13 @@ class Cache:
         from now. If the request's namespace was cleared since it began,
         nothing of it is cached, and the result is 0.
         """
-        self._expect(request, ADMITTED)
+        serving = self.serving
+        serving.expect(request, ADMITTED)
+        if fence is not None:
+            expect_fence(fence)
         if priority is not None or ttl_requests is not None or ttl_s is not None:
             self.terms.ask("finish", request, priority, ttl_requests, ttl_s)
-        self.uses.finish(request, hint)
-        if self.tree.lifetimes is not None:
-            self.terms.used(request)
-        n_pages = self.publisher.finish(request, fence) if self._may_share(request) else 0
-        self._end(request)
-        if self._tracers is not None:
-            self._tracers.tell("finished", request)
-        return n_pages * self.tree.page_size
+        return serving.finish(request, fence, hint)
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
         """`finish`, to be begun again later with the same key; returns the tokens cached."""
@@ -583,12 +454,7 @@ class Cache:
 
     def abort(self, request: Request) -> None:
         """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""
-        self._expect_own(request)
-        if request.stage is CLOSED:
-            raise LeaseError("request is closed; it was finished or aborted before")
-        self._end(request)
-        if self._tracers is not None:
-            self._tracers.tell("aborted", request)
+        self.serving.abort(request)
 
     def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
         """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
@@ -648,14 +514,17 @@ class Cache:
 
         Raises:
             ConfigError: tokens that a key refuses, numbers that are none, or more requests or
-                tokens than `max_requests` and `max_tokens`; nothing has changed.
+                tokens than `max_requests` and `max_tokens`, or a fence that is none; nothing has
+                changed.
             LeaseError: a request that is not admitted or not loaded back, or is there twice, or
                 more computed tokens than slots; nothing has changed.
         """
         if self.closed:
             raise _closed()
+        if fence is not None:
+            expect_fence(fence)
         stepper = self.stepper
-        batch = stepper.begin(requests, tokens, n_tokens, n_computed, self._expect_running)
+        batch = stepper.begin(requests, tokens, n_tokens, n_computed, self.serving.expect_running)
         self.journal.follow(fence)
         for request, n_noted in batch.to_note():
             self.computed(request, n_noted)
@@ -684,7 +553,7 @@ class Cache:
 
         -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended.
         """
-        return slot_table(request, self.tree.component(component), Tier.DEVICE)
+        return slot_table(request, self.tree.component(component), DEVICE)
 
     def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
@@ -698,12 +567,12 @@ class Cache:
         Raises:
             LeaseError: the request is not admitted, or has ended.
         """
-        self._expect(request, ADMITTED)
+        self.serving.expect(request, ADMITTED)
         return request.parts[self.tree.component(component).index].private
 
     def state_slot(self, request: Request, component: str) -> int:
         """The slot of a state component that the model writes for this request."""
-        self._expect(request, ADMITTED)
+        self.serving.expect(request, ADMITTED)
         return state_slot(request, self.tree.component(component))
 
     # -- transfers, checks, the end
@@ -730,10 +599,10 @@ class Cache:
         if self.tree.cleared:
             self.evictor.sweeper.go_on()
         self.clean_reserve.fill()
-        if self._recorder is not None:
-            self._recorder.deliver()
-        if self._tracers is not None:
-            self._tracers.tell("polled")
+        if self.serving.recorder is not None:
+            self.serving.recorder.deliver()
+        if self.serving.tracers is not None:
+            self.serving.tracers.tell("polled")
         return ended
 
     def drain(self) -> bool:
@@ -742,8 +611,8 @@ class Cache:
         if self.storage:
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended
         self.evictor.sweeper.finish()
-        if self._tracers is not None:
-            self._tracers.tell("polled")
+        if self.serving.tracers is not None:
+            self.serving.tracers.tell("polled")
         return ended
 
     async def ready(self, awaited: Request | Prefetch) -> None:
@@ -766,14 +635,14 @@ class Cache:
             self.storage.prefetching.expect(awaited)
             waits_for, instead = "prefetch", "begin without it"
         else:
-            self._expect(awaited, ADMITTED)  # type: ignore[arg-type]  # it may be no request
+            self.serving.expect(awaited, ADMITTED)
             if not awaited.load_started and awaited.needs_load_back:  # type: ignore[union-attr]
                 raise LeaseError("ready before load_back: no copy is under way; call load_back")
             waits_for, instead = "load-back", "abort the request"
 
         def ended() -> bool:
             if isinstance(awaited, Request) and awaited.stage is not ADMITTED:
-                self._expect(awaited, ADMITTED)
+                self.serving.expect(awaited, ADMITTED)
             return awaited.ready
 
         timeout_s = self.config.transfer_timeout_s
@@ -979,18 +848,18 @@ class Cache:
         Raises:
             ConfigError: it is no `Tracer`.
         """
-        tracers = self._tracers or Tracers()
+        tracers = self.serving.tracers or Tracers()
         tracers.add(tracer)
         self._use_tracers(tracers)
 
     def remove_tracer(self, tracer: Tracer) -> None:
         """Tell a tracer nothing more; one that was never added is none."""
-        if self._tracers is not None:
-            self._tracers.remove(tracer)
-            self._use_tracers(self._tracers)
+        if self.serving.tracers is not None:
+            self.serving.tracers.remove(tracer)
+            self._use_tracers(self.serving.tracers)
 
     def _use_tracers(self, tracers: Tracers) -> None:
-        self._tracers = tracers if tracers else None
+        self.serving.tracers = tracers if tracers else None
         if self.storage:
             tell = partial(tracers.tell, "prefetching")
             self.storage.on_prefetch = tell if tracers else None
@@ -1001,14 +870,14 @@ class Cache:
         limit = expect_count("events: limit", limit, 1)
         if self.closed:
             raise _closed()
-        if self._recorder is None:
+        if self.serving.recorder is None:
             recorder: type[Recorder] = optional("events")
-            self._recorder = recorder(self.tree, self._stop_recording)
-        return self._recorder.open(limit, observer)
+            self.serving.recorder = recorder(self.tree, self._stop_recording)
+        return self.serving.recorder.open(limit, observer)
 
     def _stop_recording(self) -> None:
         """The last stream was closed."""
-        self._recorder = None
+        self.serving.recorder = None
 
     def check_integrity(self) -> None:
         """Recompute every book from the tree, the pools and the requests; O(cache).
@@ -1034,8 +903,8 @@ class Cache:
             arriving = self.storage.owners()
             held += [Held(each, "the storage tier", False) for each in self.storage.receipts()]
         check_integrity(self.tree, owners, arriving, held, operations)
-        if self._recorder is not None:
-            self._recorder.check()
+        if self.serving.recorder is not None:
+            self.serving.recorder.check()
         if self.arenas is not None:
             self.arenas.check()
         self.budget.check(self.requests.values())
@@ -1048,89 +917,6 @@ class Cache:
         if self.storage:
             self.storage.close(self.config.transfer_timeout_s)
         self.journal.engine.close()
-
-    # -- inside
-
-    def _expect_own(self, request: Request) -> None:
-        """Refuse other objects than requests, and other caches' requests."""
-        if self.requests.get(id(request), self) is not request:
-            if not isinstance(request, Request):
-                raise no_request(request)
-            if request.stage is not CLOSED:
-                raise LeaseError("request belongs to another cache; use the one that began it")
-
-    def _expect_running(self, request: Request) -> None:
-        """Refuse a request that the model cannot run."""
-        self._expect(request, ADMITTED)
-        if request.receipt.host_from is not None:
-            request.expect_loaded()
-
-    def _expect_changing(self, request: Request) -> None:
-        """Refuse a request that is not admitted; its row is read anew before its next step."""
-        self._expect(request, ADMITTED)
-        if request.row >= 0:
-            self.rows.touch(request.row)
-
-    def _expect(self, request: Request, stage: Stage) -> None:
-        try:
-            is_own = request.cache_mark is self._mark
-        except AttributeError:
-            raise no_request(request) from None
-        if not is_own:
-            self._expect_own(request)
-        if request.stage is not stage:
-            raise LeaseError(
-                f"request is {request.stage.value}, this call needs it {stage.value}; "
-                f"{NEXT_CALL[request.stage]}"
-            )
-        self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
-
-    def _may_share(self, request: Request) -> bool:
-        """Whether its namespace was not cleared since it was matched."""
-        cleared = self.tree.cleared
-        return not cleared or request.root not in cleared
-
-    def _put_off(self, request: Request) -> Decision | None:
-        """Defer a request for the pages that another computes, once less often; None for none."""
-        self.pending.ask_for_point(request)
-        pending = self.pending.find(request)
-        if pending is None:
-            return None
-        request.patience -= 1
-        request.put_off = True
-        return Decision(Outcome.DEFERRED, pending=pending)
-
-    def _waits_for(self, request: Request) -> Waiting:
-        """The holders of slots beside a deferred request."""
-        stages = [each.stage for each in self.requests.values() if each is not request]
-        running = stages.count(ADMITTED)
-        return Waiting(
-            running,
-            len(stages) - running,
-            self.journal.n_in_flight,
-            self.storage.n_in_flight if self.storage else 0,
-            self.arenas.n_pending if self.arenas is not None else 0,
-            len(self.pins),
-        )
-
-    def _limit(self, request: Request) -> int:
-        """Deepest boundary the request may resume from: one token is left to compute (M2)."""
-        return (request.prompt - 1) // self.tree.page_size
-
-    def _give_up(self, parts: Sequence[Part]) -> None:
-        """Give back a request's private slots and promises, but not its pins (H8)."""
-        for part in parts:
-            part.give_back()
-        self.budget.close(parts)
-
-    def _end(self, request: Request) -> None:
-        """The request is over: give up everything it holds."""
-        self._give_up(request.parts)
-        request.stage, request.waits = CLOSED, []
-        self.rows.give_back(request)
-        del self.requests[id(request)]
-        self.leases.unpin(request.receipt)
-        self.tree.let_go(request.root)
 
 
 def _closed() -> LeaseError:

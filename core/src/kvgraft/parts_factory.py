@@ -50,7 +50,6 @@ from kvgraft.types import Kind, Tier
 if TYPE_CHECKING:
     from kvgraft.arena import Arenas
     from kvgraft.storage_tier import StorageTier
-    from kvgraft.transfers.cuda import CudaTransferEngine
     from kvgraft.transfers.streams import StreamTransferEngine
 
 __all__ = ["OPTIONAL_PARTS", "CacheParts", "Part", "PartsFactory", "Watcher", "optional"]
@@ -62,8 +61,8 @@ OPTIONAL_PARTS = {
     "guard": "kvgraft.guard:GuardedPartsFactory",
     "events": "kvgraft.events:Recorder",
     "one budget": "kvgraft.arena:Arenas",
-    "CUDA transfers": "kvgraft.transfers.cuda:CudaTransferEngine",
     "transfers on streams": "kvgraft.transfers.streams:StreamTransferEngine",
+    "accelerator": "kvgraft.devices.accelerator:Accelerator",
     "simulated device": "kvgraft.devices.simulated:SimulatedDevice",
 }
 """Parts of a cache that are imported only when a configuration asks for them."""
@@ -163,9 +162,13 @@ class PartsFactory:
 
         Another may be set before the cache is built, a simulated one with a schedule of its own.
         """
-        if self.config.device == SIMULATED:
+        name = self.config.device
+        if name == SIMULATED:
             simulated: DeviceRuntime = optional("simulated device")()
             return simulated
+        if self.config.payload and torch_device(name).type not in ("cpu", "meta"):
+            accelerator: DeviceRuntime = optional("accelerator")(name)
+            return accelerator
         return None
 
     def kind(self, plain: type[Part]) -> type[Part]:
@@ -225,9 +228,6 @@ class PartsFactory:
         if self.runtime is not None:
             on_streams: type[StreamTransferEngine] = optional("transfers on streams")
             return on_streams(self.runtime)
-        if torch_device(self.config.device).type == "cuda":
-            cuda_engine: type[CudaTransferEngine] = optional("CUDA transfers")
-            return cuda_engine(self.config.device)
         return CpuTransferEngine()
 
     def journal(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> Journal:

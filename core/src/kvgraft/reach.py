@@ -14,7 +14,7 @@ from typing import Any
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.terms import Everything, StateAt, Term, Trailing
-from kvgraft.types import Span
+from kvgraft.types import Span, new_span
 
 __all__ = ["PageReach", "Reach"]
 
@@ -208,7 +208,9 @@ class PageReach:
         component: whose reach it is, for messages.
 
     Attributes:
+        reach, page_size, component: as given.
         is_state, is_prefix_closed, ends_at_boundary: see `Reach`.
+        trusted: whether all terms are the core's own, whose spans need no check.
         window_pages: for a single `Trailing` term its pages, else None (a fast path).
         stored_pages: pages from the start of a sequence that get slots.
     """
@@ -254,9 +256,9 @@ class PageReach:
             return ()
         if self.window_pages is not None:
             start = boundary - self.window_pages
-            return (Span(start if start > 0 else 0, boundary),)
+            return (new_span((start if start > 0 else 0, boundary)),)
         if self.is_prefix_closed:
-            return (Span(0, boundary),)
+            return (new_span((0, boundary)),)
         size = self.page_size
         try:
             named = [span for term in self.reach.terms for span in term.pages(boundary, size)]

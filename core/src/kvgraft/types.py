@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -82,6 +84,10 @@ class Span(NamedTuple):
 
     start: int
     end: int
+
+
+new_span: Callable[[tuple[int, int]], Span] = partial(tuple.__new__, Span)
+"""The span of a start and an end, in half the time: for where one is made for every request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +198,11 @@ class Demand(NamedTuple):
     now: int
     later: int
     private: tuple[int, ...] = ()
+
+
+new_view: Callable[[tuple[int, int, int, int, int]], MatchView] = partial(tuple.__new__, MatchView)
+new_demand: Callable[[tuple[int, int, tuple[int, ...]]], Demand] = partial(tuple.__new__, Demand)
+new_query: Callable[[tuple[int, int, int, int, int, int, int]], DemandQuery] = partial(
+    tuple.__new__, DemandQuery
+)
+"""As `new_span`."""

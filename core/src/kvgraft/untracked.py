@@ -20,11 +20,8 @@ _untrack.argtypes = [ctypes.py_object]
 _untrack.restype = None
 
 
-def untrack(*objects: object) -> None:
-    """Take objects off the collector's list.
-
-    Those that are not on it stay as they are. About 0.15 µs each.
-    """
+def untrack(objects: tuple[object, ...]) -> None:
+    """Take objects off the collector's list, as far as they are on it; about 0.15 µs each."""
     for each in objects:
         if is_tracked(each):
             _untrack(each)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from kvgraft.tree.component import TreeComponent
-from kvgraft.types import Demand, DemandQuery
+from kvgraft.types import Demand, DemandQuery, new_demand
 
 __all__ = ["SLACK_PAGES", "default_demand", "pages_up"]
 
@@ -30,7 +30,7 @@ def default_demand(component: TreeComponent, query: DemandQuery) -> Demand:
     if component.is_state:
         # The live state, one per boundary to capture, one that follows a decode.
         decodes = int(query.total > query.prompt)
-        return Demand(1 + query.host_slots, query.checkpoints + decodes)
+        return new_demand((1 + query.host_slots, query.checkpoints + decodes, ()))
     page_size, computed, step, prompt, tokens, host_slots, _ = query
     held = -(-computed // page_size)
     last = -(-tokens // page_size)
@@ -46,4 +46,4 @@ def default_demand(component: TreeComponent, query: DemandQuery) -> Demand:
             peak = min(total, max(extend, reach + 1) + SLACK_PAGES)
     per_page = component.slots_per_page
     now = min(peak, chunk + SLACK_PAGES)
-    return Demand(now * per_page + host_slots, (peak - now) * per_page)
+    return new_demand((now * per_page + host_slots, (peak - now) * per_page, ()))

@@ -24,7 +24,7 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.operations import segment_nodes
 from kvgraft.tree.tenants import TenantLedger
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Demand, DemandQuery
+from kvgraft.types import Demand, DemandQuery, new_query
 
 __all__ = ["Boundaries", "Budget"]
 
@@ -67,14 +67,16 @@ class Budget:
 
     def _ask(self, request: Request, chunk: int) -> None:
         """Note the request's demand on every component."""
-        query = DemandQuery(
-            self.tree.page_size,
-            request.computed,
-            min(chunk, request.prompt - request.computed),
-            request.prompt,
-            request.total,
-            0,
-            len(request.checkpoints),
+        query = new_query(
+            (
+                self.tree.page_size,
+                request.computed,
+                min(chunk, request.prompt - request.computed),
+                request.prompt,
+                request.total,
+                0,
+                len(request.checkpoints),
+            )
         )
         for part, hook in zip(request.parts, self._hooks):
             component = part.component

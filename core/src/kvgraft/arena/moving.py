@@ -15,6 +15,7 @@ from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import Request
 from kvgraft.transfers import Journal
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.inserting import Run
 from kvgraft.tree.node import Node
 from kvgraft.types import Tier
 
@@ -148,7 +149,8 @@ def _in_request(part: Part) -> list[_Place]:
 
 
 def _put_run(part: Part, at: int, slots: bytes) -> None:
-    part.runs[at] = part.runs[at]._replace(device=slots)
+    run = part.runs[at]
+    part.runs[at] = Run(run.first, run.end, slots, run.host, is_left=run.is_left)
 
 
 def _n_closed(slots: bytes, end: int) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from numbers import Integral
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from kvgraft.guard.watching import Guard
@@ -47,11 +49,12 @@ class GuardedOperations(_Operations):
         self.guard.look("restart", super().restart, request)
 
     def next_chunk(self, request: Request, limit: int | None = None) -> int:
+        limit = _index(limit)
         n_tokens: int = self.guard.look("next_chunk", super().next_chunk, request, limit)
         return n_tokens
 
     def allocate(self, request: Request, n_tokens: int) -> bool:
-        given: bool = self.guard.look("allocate", super().allocate, request, n_tokens)
+        given: bool = self.guard.look("allocate", super().allocate, request, _number(n_tokens))
         return given
 
     def computed(
@@ -61,6 +64,7 @@ class GuardedOperations(_Operations):
         fence: Fence | None = None,
         states: InnerStates | None = None,
     ) -> None:
+        n_tokens = _number(n_tokens)
         self.guard.look("computed", super().computed, request, n_tokens, fence, states)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
@@ -99,6 +103,7 @@ class GuardedOperations(_Operations):
         return moves
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
+        n_slots = _index(n_slots)
         freed: int = self.guard.look("evict", super().evict, component, n_slots, tier)
         return freed
 
@@ -120,6 +125,26 @@ class GuardedOperations(_Operations):
     def close(self) -> None:
         super().close()
         self.guard.closed()
+
+
+def _number(given: Any) -> Any:
+    """A number of another library as Python's, which the guard adds to others without overflow.
+
+    Other objects stay as they are: the operation says what is wrong with them.
+    """
+    if type(given) is bool or not isinstance(given, Integral):
+        return given
+    return int(given)
+
+
+def _index(given: Any) -> Any:
+    """The same where the operation takes whatever is an index, such as a tensor of one number."""
+    if type(given) is bool:
+        return given
+    try:
+        return index(given)
+    except TypeError:
+        return given
 
 
 def guarded_operations(plain: type[Any]) -> type[Any]:

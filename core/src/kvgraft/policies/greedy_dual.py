@@ -50,7 +50,7 @@ class GreedyDualQueue:
         ranked, cost = self._ranked, self._cost
         for stamp, node in paired(self._entered):
             entry: Any = (self._floor + cost(node), stamp, node, self._floor)
-            untrack(entry)
+            untrack((entry,))
             heappush(ranked, entry)
         self._entered.clear()
         while ranked:
@@ -58,7 +58,7 @@ class GreedyDualQueue:
             now = floor + cost(node)
             if now > rank:
                 entry = (now, stamp, node, floor)
-                untrack(entry)
+                untrack((entry,))
                 heapreplace(ranked, entry)
                 continue
             heappop(ranked)

@@ -6,7 +6,7 @@ before, so that it names the whole prefix.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import xxhash
 
@@ -15,6 +15,8 @@ from kvgraft.policies.policy import PIECE_TOKENS, Use
 __all__ = ["prefix_sums"]
 
 PIECE_BYTES: Final = PIECE_TOKENS * 4
+
+digest: Final[Any] = xxhash.xxh3_64_intdigest
 
 
 def prefix_sums(use: Use, n_tokens: int) -> list[int]:
@@ -26,16 +28,16 @@ def prefix_sums(use: Use, n_tokens: int) -> list[int]:
     """
     sums = use.sums
     n_pieces = n_tokens // PIECE_TOKENS
-    start = len(sums) * PIECE_BYTES
-    if start < n_pieces * PIECE_BYTES:
-        tokens, digest = use.tokens, xxhash.xxh3_64_intdigest
+    if len(sums) < n_pieces:
+        tokens = use.tokens
         last = sums[-1] if sums else 0
-        for at in range(start, n_pieces * PIECE_BYTES, PIECE_BYTES):
+        for piece in range(len(sums), n_pieces):
+            at = piece * PIECE_BYTES
             last = digest(tokens[at : at + PIECE_BYTES], last)
             sums.append(last)
     if use.namespace is None:
         return sums[:n_pieces]
-    salt = xxhash.xxh3_64_intdigest(_named(use.namespace).encode())
+    salt = digest(_named(use.namespace).encode())
     return [each ^ salt for each in sums[:n_pieces]]
 
 

@@ -23,7 +23,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.segments import common_pages, default_segment, segment_ahead
 from kvgraft.tree.tree import Tree
-from kvgraft.types import LockQuery, MatchView, Span
+from kvgraft.types import LockQuery, Span, new_view
 
 __all__ = ["Leases", "Locks"]
 
@@ -251,7 +251,8 @@ class Leases:
 
     def _shorten(self, found: Match, limit: int) -> Match:
         shorter = matching.resolve(self.tree, found.node, min(found.anchor, limit), found.root)
-        return shorter._replace(base=found.base)
+        shorter.base = found.base
+        return shorter
 
     def _finalize(self, found: Match, limit: int) -> tuple[Match, Collection[int]]:
         """Let components shorten the match, and ask for resume points, in pages (M5).
@@ -266,7 +267,7 @@ class Leases:
                 host_slots = 0
                 if found.device_anchor != found.anchor:
                     host_slots = _missing_slots(found, component)
-                view = MatchView(found.anchor, found.device_anchor, found.base, limit, host_slots)
+                view = new_view((found.anchor, found.device_anchor, found.base, limit, host_slots))
                 answer = hook(view)
                 if answer is None:
                     continue

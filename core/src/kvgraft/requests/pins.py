@@ -132,20 +132,21 @@ class Pins:
             self._holders.add(component, ledger, its)
         return pin
 
-    def unpin(self, pin: Pin) -> None:
+    def unpin(self, pin: object) -> None:
         """Let go of a pin; nothing happens if its namespace was cleared.
 
         Raises:
             LeaseError: it was unpinned before, or is none of this cache.
         """
-        if self._pins.get(id(pin), self) is not pin:
-            if getattr(pin, "cleared", False):
+        held = self._pins.get(id(pin))
+        if held is None or held is not pin:
+            if isinstance(pin, Pin) and pin.cleared:
                 return
             raise LeaseError(
                 f"unpin: {pin!r:.120} is no pin of this cache, or was unpinned before; unpin what "
                 "`Cache.pin` returned, once"
             )
-        self._end(pin)
+        self._end(held)
 
     def unpin_all(self, owner: str) -> int:
         """Let go of all pins of an owner; how many there were."""

@@ -77,7 +77,7 @@ class Publisher:
         self.tokens = 0
 
     def computed(
-        self, request: Request, n_tokens: int, fence: Fence | None, states: InnerStates | None
+        self, request: Request, n_tokens: object, fence: Fence | None, states: InnerStates | None
     ) -> None:
         """The next tokens exist: note states, and hand over pages behind the reaches (L6, I9)."""
         size = self.tree.page_size
@@ -87,7 +87,8 @@ class Publisher:
         start, request.computed = request.computed, end
         self.tokens += end - start
         page, rest = divmod(end, size)
-        self.journal.follow(fence)
+        if fence is not None:
+            self.journal.follow(fence)
         if end == start:
             return
         if self.tree.has_state:
@@ -104,7 +105,8 @@ class Publisher:
 
         The fence is noted all the same: data that it covers may be copied later.
         """
-        self.journal.follow(fence)
+        if fence is not None:
+            self.journal.follow(fence)
         page = self.states.keep_due_states(request)
         if not self._has_new(request, page):
             return False
@@ -119,7 +121,8 @@ class Publisher:
 
     def finish(self, request: Request, fence: Fence | None) -> int:
         """Leave an ending request's data to the tree; return the pages cached (I6, I7)."""
-        self.journal.follow(fence)
+        if fence is not None:
+            self.journal.follow(fence)
         page = request.computed // self.tree.page_size
         for part in request.state_parts:
             page = min(page, self.states.offered_page(request, part))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.policies.policy import Hint, Use
@@ -237,6 +237,12 @@ class Request:
         self.cached: int
         self.published: bool
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be copied or pickled: its slots have one owner (T9)."""
+        raise LeaseError(
+            "a request cannot be copied or pickled; begin another with a copy of its key"
+        )
+
     def __repr__(self) -> str:
         return (
             f"<Request {self.stage.value}: {self.computed} of {self.prompt} prompt tokens computed "
@@ -347,5 +353,6 @@ def expect_key(key: Any) -> TokenKey:
     """
     if not isinstance(key, TokenKey):
         raise ConfigError(f"{of_type(key)} is no TokenKey; give TokenKey(token_ids)")
-    expect_namespace(key.namespace)
+    if key.namespace is not None:
+        expect_namespace(key.namespace)
     return key

@@ -17,10 +17,9 @@ import torch
 from kvgraft.errors import ConfigError, IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
-from kvgraft.requests.tables import slot_table
+from kvgraft.requests.tables import DEVICE, slot_table
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Tier
 
 __all__ = ["RowLimits", "Rows", "TableChanges", "row_limits", "spread"]
 
@@ -116,6 +115,9 @@ class Rows:
         self.held_from = [self.length] * len(tree.components)
         self._entered: list[list[tuple[int, bytes]]] = [[] for _ in tree.components]
         self._changed: list[list[tuple[Ints, Slots]]] = [[] for _ in tree.components]
+        self._no_changes = TableChanges(
+            torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
+        )
 
     def __len__(self) -> int:
         return self.n_rows - len(self.free)
@@ -224,7 +226,7 @@ class Rows:
         """
         table = self.tables[component.index]
         assert table is not None
-        slots = slot_table(request, component, Tier.DEVICE, first)
+        slots = slot_table(request, component, DEVICE, first)
         start = first * component.slots_per_page
         different = np.flatnonzero(table[request.row, start : start + len(slots)] != slots)
         if len(different):
@@ -289,15 +291,16 @@ class Rows:
         found: dict[str, TableChanges] = {}
         for component in self.paged:
             changes = self._changed[component.index]
+            if not changes:
+                found[component.name] = self._no_changes
+                continue
             if len(changes) == 1:
                 index, slots = changes[0]
                 # slots may be a view of bytes, which torch takes for writable
                 slots = slots.copy()
-            elif changes:
+            else:
                 index = np.concatenate([each for each, _ in changes])
                 slots = np.concatenate([each for _, each in changes])
-            else:
-                index, slots = np.zeros(0, np.int64), np.zeros(0, np.int32)
             changes.clear()
             found[component.name] = TableChanges(torch.from_numpy(index), torch.from_numpy(slots))
         return found
@@ -368,7 +371,7 @@ class Rows:
         for component in self.paged:
             table = self.tables[component.index]
             assert table is not None
-            slots = slot_table(request, component, Tier.DEVICE)
+            slots = slot_table(request, component, DEVICE)
             if not np.array_equal(table[row, : len(slots)], slots):
                 at = int(np.flatnonzero(table[row, : len(slots)] != slots)[0])
                 wrong.append(

@@ -96,7 +96,7 @@ class StateSlots:
         for part in parts:
             part.due, part.due_as = page, due_as
 
-    def check_inner(self, request: Request, end: int, states: InnerStates) -> None:
+    def check_inner(self, request: Request, end: int, states: object) -> None:
         """Refuse states of a chunk up to token `end` that have no place, before anything changes.
 
         Raises:

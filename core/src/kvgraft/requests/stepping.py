@@ -41,6 +41,8 @@ Bools: TypeAlias = npt.NDArray[np.bool_]
 NOTHING_LEFT = Leaving(NO_PAGE, NO_PAGE, NO_PAGE)
 """Where every page is needed."""
 
+NO_ROWS: frozenset[int] = frozenset()
+
 MOST_TOKENS = 2**31 - 1
 """Lengths of sequences are int32."""
 
@@ -87,6 +89,8 @@ class Batch:
         first: pages that have slots.
         end: pages that will have.
         slow: whether it goes the way of its own.
+        n_slow: how many do.
+        n_noted: tokens that were computed, of all of them.
         stale: rows that other calls changed before.
     """
 
@@ -94,6 +98,8 @@ class Batch:
         "end",
         "first",
         "length",
+        "n_noted",
+        "n_slow",
         "n_tokens",
         "noted",
         "requests",
@@ -108,7 +114,8 @@ class Batch:
         self.rows = rows
         self.n_tokens = n_tokens
         self.tokens: bytes | None = None
-        self.stale: frozenset[int] = frozenset()
+        self.stale: frozenset[int] = NO_ROWS
+        self.n_noted = self.n_slow = 0
         self.noted: Ints
         self.length: Ints
         self.first: Ints
@@ -117,6 +124,8 @@ class Batch:
 
     def to_note(self) -> list[tuple[Request, int]]:
         """Requests whose computed tokens are noted one by one, and how many."""
+        if not self.n_slow:
+            return []
         due = np.flatnonzero(self.slow & (self.noted > 0))
         return [(self.requests[at], n) for at, n in zip(due.tolist(), self.noted[due].tolist())]
 
@@ -148,6 +157,8 @@ class Stepper:
         every_page = FAR // tree.page_size
         self.partial = [each for each in rows.paged if each.stored_pages < every_page]
         self.simple = not self.partial and not tree.homes_on_host
+        self.mapped = [each for each in rows.paged if each.slots_per_page == 1]
+        self.no_places = torch.zeros(0, dtype=torch.int64)
 
     def chosen(self, requests: Sequence[Request]) -> Bools | None:
         """The requests that go ways of their own in this step, to be looked at; None for none."""
@@ -179,19 +190,20 @@ class Stepper:
                 computed more tokens than there are slots for.
         """
         rows = self.rows
+        owners = rows.request
         try:
             requests = list(requests)
-            numbers = [request.row for request in requests]
         except TypeError:
             raise LeaseError(f"step: {of_type(requests)} is no list of requests") from None
-        except AttributeError:
+        try:
+            numbers = [request.row for request in requests]
+            new = [
+                request
+                for request, row in zip(requests, numbers)
+                if row < 0 or row >= len(owners) or owners[row] is not request
+            ]
+        except (AttributeError, TypeError):
             raise no_request(_no_request(requests)) from None
-        owners = rows.request
-        new = [
-            request
-            for request, row in zip(requests, numbers)
-            if row < 0 or row >= len(owners) or owners[row] is not request
-        ]
         n_distinct = len(set(numbers))
         if new:
             n_distinct = len({id(request) for request in requests})
@@ -227,22 +239,28 @@ class Stepper:
     def _measure(self, batch: Batch, counts: Ints | None) -> None:
         """Find out how far each request goes, and make the tables wide enough for that."""
         rows, at, size = self.rows, batch.rows, self.tree.page_size
-        batch.stale = frozenset(rows.stale)
+        if rows.stale:
+            batch.stale = frozenset(rows.stale)
         length = rows.length[at]
         batch.noted = rows.given[at] - length if counts is None else counts
+        batch.n_noted = int(np.add.reduce(batch.noted))
         batch.length = length + batch.noted
         batch.first = rows.allocated[at]
         if counts is not None:
             room = batch.first * size - batch.length
-            if len(room) and int(room.min()) < 0:
+            if np.count_nonzero(room < 0):
                 short = batch.requests[int(room.argmin())]
                 raise LeaseError(
                     f"step: n_computed is more than there are slots for of {short!r}; give the "
                     "tokens of its last pass"
                 )
-        batch.end = np.maximum(-(-(batch.length + batch.n_tokens) // size), batch.first)
+        if batch.n_tokens:
+            until = batch.length + (batch.n_tokens + size - 1)
+            batch.end = np.maximum(until // size, batch.first)
+        else:
+            batch.end = batch.first
         if batch.requests:
-            n_pages = int(batch.end.max())
+            n_pages = int(np.maximum.reduce(batch.end))
             if n_pages > rows.n_pages and rows.limits.pages is None:
                 # More than the pools have is refused, and needs no table.
                 n_pages = min(n_pages, int(batch.first.max()) + self._most_pages())
@@ -264,24 +282,34 @@ class Stepper:
             next_page = (rows.length[sliding] // size + 1) * size
             rows.quiet[sliding] = np.minimum(rows.quiet[sliding], next_page)
         slow = batch.length >= rows.quiet[at]
-        slow |= batch.end > rows.promised[at]
+        if batch.n_tokens:
+            slow |= batch.end > rows.promised[at]
         slow |= (batch.first >= rows.scarce[at]) & (batch.length >= rows.behind[at])
         if self.tree.has_state and not batch.n_tokens:
             # Its states are due, and kept when it goes on.
             slow |= rows.tracks[at] & (batch.length % self.state_tokens == 0)
         chosen = self.chosen(batch.requests)
         batch.slow = slow if chosen is None else slow | chosen
+        batch.n_slow = int(np.count_nonzero(batch.slow))
 
     # -- tokens that were computed
 
     def note(self, batch: Batch) -> None:
         """Count the tokens that were computed of requests for which nothing else is due."""
+        if not batch.n_noted:
+            return
+        if not batch.n_slow:
+            self.rows.length[batch.rows] = batch.length
+            for request, length in zip(batch.requests, batch.length.tolist()):
+                request.computed = length
+            self.publisher.tokens += batch.n_noted
+            return
         fast = np.flatnonzero(~batch.slow)
         self.rows.length[batch.rows[fast]] = batch.length[fast]
         requests = batch.requests
         for at, length in zip(fast.tolist(), batch.length[fast].tolist()):
             requests[at].computed = length
-        self.publisher.tokens += int(batch.noted[fast].sum())
+        self.publisher.tokens += int(np.add.reduce(batch.noted[fast]))
 
     # -- slots
 
@@ -298,12 +326,13 @@ class Stepper:
         """
         if not batch.n_tokens:
             return list(range(len(batch.requests))), []
-        n_pages = batch.end - batch.first
-        slow = np.flatnonzero(batch.slow).tolist()
+        n_pages = int(np.add.reduce(batch.end - batch.first))
         refused: list[int] = []
-        if not self.shares_pools and self._has_room(int(n_pages.sum())):
+        if not n_pages and not batch.n_slow:
+            self._keep_states(batch, None)
+        elif not self.shares_pools and self._has_room(n_pages):
             self._take(batch, np.flatnonzero(~batch.slow))
-            for at in slow:
+            for at in np.flatnonzero(batch.slow).tolist():
                 if not _given(allocate, batch.requests[at], batch.n_tokens):
                     refused.append(at)
         else:
@@ -419,14 +448,19 @@ class Stepper:
                 start = stop
             self.rows.write(component, spread(places, n_pages * per_page), numbers)
 
-    def _keep_states(self, batch: Batch, fast: Ints) -> None:
-        """Copy the live states that are worth it, each over its request's last one (I7)."""
-        if not self.tree.has_state:
+    def _keep_states(self, batch: Batch, fast: Ints | None) -> None:
+        """Copy the live states that are worth it, each over its request's last one (I7).
+
+        Of the requests at these places in the batch; None for all.
+        """
+        if not self.tree.has_state or not batch.n_noted:
             return
-        size, rows = self.tree.page_size, batch.rows[fast]
-        stands = self.rows.tracks[rows] & (batch.noted[fast] > 0)
-        stands &= batch.length[fast] % self.state_tokens == 0
-        standing = fast[np.flatnonzero(stands)]
+        stands = batch.length % self.state_tokens == 0
+        if not np.count_nonzero(stands):
+            return
+        size = self.tree.page_size
+        stands &= self.rows.tracks[batch.rows] & (batch.noted > 0)
+        standing = np.flatnonzero(stands) if fast is None else fast[np.flatnonzero(stands[fast])]
         if not len(standing):
             return
         rows = batch.rows[standing]
@@ -479,14 +513,14 @@ class Stepper:
     def _slot_mapping(self, rows: Ints, length: Ints, n_tokens: int) -> dict[str, torch.Tensor]:
         """Where the next `n_tokens` tokens of each request are written."""
         size = self.tree.page_size
+        if not n_tokens:
+            return {each.name: self.no_places for each in self.mapped}
         if n_tokens != 1:
             rows = rows.repeat(n_tokens)
             length = (length[:, None] + np.arange(n_tokens)).reshape(-1)
         pages, offsets = np.divmod(length, size) if size > 1 else (length, None)
         found: dict[str, torch.Tensor] = {}
-        for component in self.rows.paged:
-            if component.slots_per_page != 1:
-                continue
+        for component in self.mapped:
             table = self.rows.tables[component.index]
             if table is None:  # no request so far
                 mapping = np.zeros(0, np.int64)
@@ -503,9 +537,9 @@ class Stepper:
 
     def _look_ahead(self, batch: Batch) -> None:
         """Read the rows of requests anew that went ways of their own, and how far they go now."""
-        slow = np.flatnonzero(batch.slow)
-        if not len(slow):
+        if not batch.n_slow:
             return
+        slow = np.flatnonzero(batch.slow)
         rows, at = self.rows, batch.rows[slow]
         seen = [self._look_at(batch.requests[each], batch) for each in slow.tolist()]
         found = np.array(seen, np.int64)
@@ -615,6 +649,8 @@ def _counts(n_computed: object, n_requests: int) -> Ints:
     Raises:
         ConfigError: it is none, or there are not as many as requests.
     """
+    if type(n_computed) is int and 0 <= n_computed <= MOST_TOKENS:
+        return np.full(n_requests, n_computed, np.int64)
     try:
         counts = np.asarray(n_computed)
     except (TypeError, ValueError, RuntimeError):  # lists of several lengths, tensors elsewhere

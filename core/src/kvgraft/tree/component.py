@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
@@ -12,7 +13,13 @@ from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.fifo import Fifo
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
-from kvgraft.types import Kind, Span, Tier
+from kvgraft.types import Kind, Span, Tier, new_span
+
+BOUNDARIES: Final = 1024
+"""Boundaries whose pages under the reach are remembered, of each component."""
+
+FOREIGN_BOUNDARIES: Final = 16
+"""The same of a reach with terms of others, which may name thousands of ranges at each."""
 
 PLACES: Final = (ON_DEVICE, ON_HOST, BEHIND, CLEAN, DOUBLE)
 """The queues that a cell may have an entry in, as in `Cell.queued`."""
@@ -100,6 +107,12 @@ def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
     )
 
 
+def _segment(reach: PageReach, boundary: int) -> tuple[Span, ...]:
+    if reach.is_state and boundary:
+        return (new_span((boundary, boundary)),)
+    return reach.spans(boundary)
+
+
 class TreeComponent:
     """One component's constants and books inside a tree.
 
@@ -112,6 +125,8 @@ class TreeComponent:
         hangs_from: indexes of the components without whose data on a node this one's is of no use
             there: those that need every page, else the base, where their reach contains this
             one's and is not contained in it (T4).
+        segment_at: gives the pages that its reach covers at a boundary, in pages; of a state the
+            empty span there.
         device_evictions, host_evictions: slots that left a tier so far, by cause.
         behind_queue: DEVICE eviction candidates that running requests left behind; they go before
             those of `device_queue` (I9).
@@ -160,6 +175,7 @@ class TreeComponent:
         "reach",
         "reach_pages",
         "refused",
+        "segment_at",
         "slots_per_page",
         "stored_pages",
         "window_pages",
@@ -185,6 +201,10 @@ class TreeComponent:
         self.window_pages = self.reach_pages.window_pages
         self.ends_at_boundary = self.reach_pages.ends_at_boundary
         self.stored_pages = self.reach_pages.stored_pages
+        remembered = BOUNDARIES if self.reach_pages.trusted else FOREIGN_BOUNDARIES
+        self.segment_at: Callable[[int], tuple[Span, ...]] = lru_cache(remembered)(
+            partial(_segment, self.reach_pages)
+        )
         self.home_is_host = shape.home is Tier.HOST
         self.can_copy = shape.can_copy
         self.slots_per_page = shape.slots_per_page

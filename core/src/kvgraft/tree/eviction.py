@@ -9,7 +9,7 @@ component and tier, see `kvgraft.policies.recency`.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -36,13 +36,29 @@ __all__ = [
 ]
 
 
-class Victim(NamedTuple):
-    """One node's cells chosen to leave DEVICE."""
+class Victim:
+    """One node's cells chosen to leave DEVICE.
 
-    node: Node
-    component: TreeComponent
-    components: list[TreeComponent]
-    at_leaf: bool
+    Attributes:
+        node: the node.
+        component: whose pool is short.
+        components: whose cells leave, that one among them.
+        at_leaf: whether no node below has data on DEVICE.
+    """
+
+    __slots__ = ("at_leaf", "component", "components", "node")
+
+    def __init__(
+        self,
+        node: Node,
+        component: TreeComponent,
+        components: list[TreeComponent],
+        at_leaf: bool,  # noqa: FBT001 - made here alone
+    ) -> None:
+        self.node = node
+        self.component = component
+        self.components = components
+        self.at_leaf = at_leaf
 
 
 COST_UNIT: Final = 1024

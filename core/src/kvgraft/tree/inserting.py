@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import Final
 
 from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -35,8 +35,8 @@ NO_STATES: dict[int, bytes] = {}
 NO_POINTS: Mapping[int, PointKind] = MappingProxyType({})
 
 
-class Run(NamedTuple):
-    """Private slots for consecutive pages.
+class Run:
+    """Private slots for consecutive pages; it does not change.
 
     Attributes:
         first, end: pages `[first, end)`.
@@ -45,17 +45,28 @@ class Run(NamedTuple):
         is_left: the request left them behind, and no resume point needs them (I9).
     """
 
-    first: int
-    end: int
-    device: bytes
-    host: bytes | None = None
-    is_left: bool = False
+    __slots__ = ("device", "end", "first", "host", "is_left")
+
+    def __init__(
+        self,
+        first: int,
+        end: int,
+        device: bytes,
+        host: bytes | None = None,
+        *,
+        is_left: bool = False,
+    ) -> None:
+        self.first = first
+        self.end = end
+        self.device = device
+        self.host = host
+        self.is_left = is_left
 
     def cut(self, start: int, end: int, *, is_left: bool = False) -> Run:
         """The part inside pages `[start, end)`, both inside the run; left behind if that is."""
         host = self.part(self.host, start, end) if self.host else None
         device = self.part(self.device, start, end)
-        return Run(start, end, device, host, is_left or self.is_left)
+        return Run(start, end, device, host, is_left=is_left or self.is_left)
 
     def part(self, slots: bytes, start: int, end: int) -> bytes:
         """Of `slots`, its own on a tier, those of pages `[start, end)` inside the run."""
@@ -71,7 +82,7 @@ class Run(NamedTuple):
         return Run(self.first, run.end, self.device + run.device, host)
 
 
-class Holding(NamedTuple):
+class Holding:
     """Private slots of one component that a request offers to the tree.
 
     Attributes:
@@ -84,13 +95,23 @@ class Holding(NamedTuple):
             (A12).
     """
 
-    runs: list[Run]
-    states: dict[int, bytes]
-    left: Collection[int] = ()
-    renews: bool = False
+    __slots__ = ("left", "renews", "runs", "states")
+
+    def __init__(
+        self,
+        runs: list[Run],
+        states: dict[int, bytes],
+        left: Collection[int] = (),
+        *,
+        renews: bool = False,
+    ) -> None:
+        self.runs = runs
+        self.states = states
+        self.left = left
+        self.renews = renews
 
 
-class Inserted(NamedTuple):
+class Inserted:
     """Where an insert ended.
 
     Attributes:
@@ -99,9 +120,12 @@ class Inserted(NamedTuple):
         points: the kinds of the resume points that are new.
     """
 
-    anchor: Node
-    nodes: list[Node]
-    points: list[PointKind]
+    __slots__ = ("anchor", "nodes", "points")
+
+    def __init__(self, anchor: Node, nodes: list[Node], points: list[PointKind]) -> None:
+        self.anchor = anchor
+        self.nodes = nodes
+        self.points = points
 
 
 def insert(
@@ -168,8 +192,12 @@ def _mark(node: Node, start: int, points: Mapping[int, PointKind]) -> list[Point
 
 def _between(runs: list[Run], start: int, end: int) -> list[Run]:
     """Those of `runs`, in order, that may have pages in `[start, end)`."""
-    low = max(bisect_left(runs, (start + 1,)) - 1, 0)
-    return runs[low : bisect_left(runs, (end,), low)]
+    low = max(bisect_left(runs, start + 1, key=_first_page) - 1, 0)
+    return runs[low : bisect_left(runs, end, low, key=_first_page)]
+
+
+def _first_page(run: Run) -> int:
+    return run.first
 
 
 def _breakpoints(start: int, end: int, holdings: Iterable[Holding]) -> set[int]:
@@ -200,7 +228,8 @@ def _grow(
     page_bytes = tree.page_bytes
     start = node.end
     grown: list[Node] = []
-    for stop in (*sorted(_breakpoints(start, end, holdings)), end):
+    points = _breakpoints(start, end, holdings)
+    for stop in [*sorted(points), end] if points else (end,):
         edge = bytes(memoryview(key.data)[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
         if key.hashed is not None:

@@ -9,17 +9,24 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from numbers import Number
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from kvgraft.compiled import is_compiled
 from kvgraft.errors import ConfigError
 from kvgraft.policies.policy import PIECE_TOKENS
 from kvgraft.refusals import of_type
 from kvgraft.sizes import expect_count
+
+COMPILED = is_compiled()
+
+if COMPILED:
+    from kvgraft.tree.packing import int32_bytes
 
 if TYPE_CHECKING:
     from kvgraft.tree.node import Node
@@ -127,10 +134,15 @@ def _array_bytes(tokens: npt.NDArray[Any]) -> bytes:
     """The token ids of an array as int32.
 
     Raises:
-        ConfigError: they are of several sequences, are no integers, or do not fit.
+        ConfigError: they are of several sequences, masked, no integers, or do not fit.
     """
     if tokens.ndim != 1:
         raise _several(tokens.shape)
+    if isinstance(tokens, np.ma.MaskedArray):
+        raise ConfigError(
+            "token ids of a masked array are not all integers that fit int32; leave out or fill "
+            "what is masked"
+        )
     if tokens.dtype != np.int32:
         if tokens.size and tokens.dtype.kind not in "iu":
             raise ConfigError(
@@ -170,6 +182,15 @@ def token_rows(tokens: object, n_rows: int) -> bytes:
     data = _array_bytes(array.reshape(-1))
     _refuse_negative(data)
     return data
+
+
+@lru_cache(maxsize=256)
+def _packing(n_tokens: int) -> Callable[..., bytes]:
+    """The function that makes int32 bytes of so many ids, each an argument of its own.
+
+    `struct.pack` takes a format before them: Python copies a list into the arguments twice then.
+    """
+    return struct.Struct(f"{n_tokens}i").pack
 
 
 def _refuse_negative(data: bytes) -> None:
@@ -273,7 +294,12 @@ class TokenKey:
                     self.data += data
                     return
             elif isinstance(tokens, (list, tuple)):
-                data = struct.pack(f"{len(tokens)}i", *tokens)  # 3x array()
+                if COMPILED and type(tokens) is list:
+                    checked = int32_bytes(tokens)
+                    if checked is not None:
+                        self.data += checked
+                        return
+                data = _packing(len(tokens))(*tokens)  # 3x array()
             elif isinstance(tokens, np.ndarray):
                 data = _array_bytes(tokens)
             elif _is_text(tokens):
@@ -306,6 +332,10 @@ class TokenKey:
         fork.hashed = self.hashed
         fork.sums = self.sums.copy()
         return fork
+
+    def __reduce__(self) -> tuple[type[TokenKey], tuple[npt.NDArray[np.int32], object]]:
+        """Tokens and namespace alone, for another process or a deep copy: no tree goes along."""
+        return type(self), (self.tokens(), self.namespace)
 
     def found_at(self, node: Node, root: Node) -> None:
         """Note where below `root` the key was found or inserted: its first pages lead to `node`."""

@@ -16,7 +16,7 @@ tenants share a pool each has a ledger of its own, see `kvgraft.tree.tenants`.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -31,8 +31,11 @@ __all__ = ["Ledger", "MovableLedger", "PoolBooks"]
 NONE_EVICTED: Mapping[Any, int] = MappingProxyType({})
 
 
-class PoolBooks(ABC):
-    """The books of one pool, in the pool's own slots: written in one ledger or in its tenants'."""
+class PoolBooks:
+    """The books of one pool, in the pool's own slots: written in one ledger or in its tenants'.
+
+    No `ABC`, whose answers to `isinstance` compiled classes would share.
+    """
 
     __slots__ = ("allocator", "component", "cost", "tier")
 

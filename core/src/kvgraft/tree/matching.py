@@ -47,7 +47,7 @@ class Path(NamedTuple):
     end: int
 
 
-class Match(NamedTuple):
+class Match:
     """The tree's match of a key; boundaries in pages.
 
     Attributes:
@@ -58,11 +58,14 @@ class Match(NamedTuple):
         root: the namespace's root.
     """
 
-    node: Node
-    anchor: int
-    device_anchor: int
-    base: int
-    root: Node
+    __slots__ = ("anchor", "base", "device_anchor", "node", "root")
+
+    def __init__(self, node: Node, anchor: int, device_anchor: int, base: int, root: Node) -> None:
+        self.node = node
+        self.anchor = anchor
+        self.device_anchor = device_anchor
+        self.base = base
+        self.root = root
 
 
 def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> tuple[Node, int]:
@@ -85,6 +88,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> tuple[Node, int]:
         if gap is not None:
             assert gap.parent is not None
             return gap.parent, gap.start
+    alone = _alone(prefix_closed)
     offset = node.end * page_bytes
     while offset < limit_bytes:
         children = node.children
@@ -95,7 +99,9 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> tuple[Node, int]:
             edge = child.key
             end = offset + len(edge)
             if end <= limit_bytes and data.startswith(edge, offset):
-                if not _walkable(child, prefix_closed):
+                if (alone < 0 or child.cells[alone].device is None) and not _walkable(
+                    child, prefix_closed
+                ):
                     break
                 node, offset = child, end
                 continue
@@ -186,6 +192,16 @@ def _on_device(node: Node, prefix_closed: tuple[TreeComponent, ...]) -> bool:
         if component.home_is_host or node.cells[component.index].device is None:
             return False
     return True
+
+
+def _alone(prefix_closed: tuple[TreeComponent, ...]) -> int:
+    """The only prefix-closed component, by index, if its home is DEVICE; -1 else.
+
+    Its data there says alone that a node is walkable: nearly every node of nearly every tree.
+    """
+    if len(prefix_closed) != 1 or prefix_closed[0].home_is_host:
+        return -1
+    return prefix_closed[0].index
 
 
 def _walkable(node: Node, prefix_closed: tuple[TreeComponent, ...]) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.types import PointKind
 from kvgraft.untracked import untrack
 
@@ -39,6 +40,7 @@ KINDS: Final = (None, *PointKind)
 CODES = {kind: bytes([code]) for code, kind in enumerate(KINDS) if kind is not None}
 
 
+@mypyc_attr(acyclic=True)
 class Cell:
     """One component's data on one node: bytes and numbers alone, so it is part of no cycle.
 
@@ -73,6 +75,7 @@ class Cell:
         return self.incoming is not None and self.incoming.to_host
 
 
+@mypyc_attr(acyclic=True)
 class PageNames:
     """Names of a node's pages in STORAGE, and which of them are known to be there (S8).
 
@@ -96,7 +99,7 @@ class PageNames:
         self.sent = 0
         self.stored = 0
         self.store = 0
-        untrack(self)
+        untrack((self,))
 
     def cut(self, nbytes: int, states: int) -> PageNames:
         """Give the first `nbytes` of hashes to an upper part; states (bits) stay with the lower."""
@@ -108,6 +111,7 @@ class PageNames:
         return upper
 
 
+@mypyc_attr(acyclic=True)
 class Node:
     """An edge of whole pages and the boundary at its end.
 

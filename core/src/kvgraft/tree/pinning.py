@@ -312,14 +312,14 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
         if stamp:
             cell.stamp = stamp
         node, above = anchor, anchor.parent
-        while above is not None:
-            cell = node.cells[index]
-            if cell.device_pins:
-                cell.device_pins += 1
-            else:
-                cell.device_pins = 1
-                if cell.device is not None:
-                    moved += len(cell.device)
+        while above is not None and not (cell := node.cells[index]).device_pins:
+            cell.device_pins = 1
+            slots = cell.device
+            if slots is not None:
+                moved += len(slots)
+            node, above = above, above.parent
+        while above is not None:  # pinned, and so are those above (T6)
+            node.cells[index].device_pins += 1
             node, above = above, above.parent
         return moved // SLOT_BYTES
     node = anchor

@@ -11,9 +11,7 @@ __all__ = ["common_pages", "default_segment", "pages_without", "segment_ahead", 
 
 def default_segment(component: TreeComponent, boundary: int) -> tuple[Span, ...]:
     """The pages a component's reach covers at a boundary; a pin's default (L3)."""
-    if component.is_state:
-        return (Span(boundary, boundary),) if boundary else ()
-    return component.reach_pages.spans(boundary)
+    return component.segment_at(boundary)
 
 
 def segment_ahead(component: TreeComponent, boundary: int, position: int) -> tuple[Span, ...]:

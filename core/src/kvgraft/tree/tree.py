@@ -187,7 +187,7 @@ class Tree:
         node = Node(key, parent, start, end, self._next_ident)
         self._next_ident += 1
         node.cells = cells = tuple([Cell() for _ in self.components])  # faster than a generator
-        untrack(node, cells, *cells)
+        untrack((node, cells, *cells))
         return node
 
     def root(self, namespace: object) -> Node:
