@@ -38,7 +38,7 @@ def _model(family: str, dtype: torch.dtype) -> PreTrainedModel:
     return build_tiny_model(family, dtype=dtype)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny() -> Callable[..., PreTrainedModel]:
     def build(family: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
         return _model(family, dtype)
@@ -61,6 +61,7 @@ def open_memory() -> Iterator[Callable[..., ModelMemory]]:
             "host_tokens": 1024,
             "guard": "on",
             "load": None,
+            "probe_tokens": 0,  # the oracles open every family with it
         }
         memory = ModelMemory.open(model, **{**defaults, **settings})
         opened.append(memory)

@@ -82,7 +82,7 @@ class Server:
 
     def wait_until_nothing_is_held(self) -> dict[str, float]:
         """Wait for the metrics to say that no request is left and no slot private or pinned."""
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             metrics = self.metrics()
             held = {

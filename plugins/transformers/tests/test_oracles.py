@@ -38,7 +38,7 @@ def opened(tiny: Any, open_memory: Any) -> Callable[..., tuple[object, ModelMemo
 def test_a_reused_prefix_gives_the_same_bits(
     case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]], poison: Any, to_host: Any
 ) -> None:
-    model, memory = opened(case)
+    model, memory = opened(case, probe_tokens=256)
     prompt = tokens(PROMPT)
 
     def check() -> None:
@@ -166,13 +166,13 @@ def test_greedy_continuations_are_equal(
     model, memory = opened(case)
     prompt = tokens(100)
     ids = torch.tensor(prompt)[None]
-    settings = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None}
+    settings = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
     argument = cache_argument(model)
     expected = model.generate(ids, **settings)[0].tolist()
     answers = []
     for turn in range(3):
         if turn == 2:
             to_host(memory)
-        with memory.session(ids, max_new_tokens=24) as session:
+        with memory.session(ids, max_new_tokens=12) as session:
             answers.append(model.generate(ids, **{argument: session.cache}, **settings)[0].tolist())
     assert answers == [expected] * 3

@@ -99,6 +99,19 @@ def test_a_batch_for_one_session_is_refused(
     session.abort()
 
 
+def test_a_session_that_is_in_a_batch_twice_is_refused(
+    tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
+) -> None:
+    model = tiny("llama")
+    memory = open_memory(model)
+    first, second = (memory.session(tokens(20, seed=seed)) for seed in range(2))
+    with pytest.raises(SessionError, match="rows 0 and 2 of a batch are the same session; open on"):
+        memory.session_cache([first, second, first])
+    for seed, session in enumerate((first, second)):
+        model(input_ids=row(tokens(20, seed=seed)), past_key_values=session.cache)
+        session.abort()
+
+
 def test_embeddings_instead_of_tokens_are_refused(
     tiny: Any, open_memory: Any, tokens: Callable[..., list[int]]
 ) -> None:

@@ -203,7 +203,7 @@ def test_variables_reach_the_chat_template(model: Any) -> None:
     assert (terse - plain, null) == (longer, plain)
 
 
-@pytest.mark.parametrize("name", ["tokenize", "chat_template", "conversation", "tools"])
+@pytest.mark.parametrize("name", ["tokenize", "conversation", "tools", "messages"])
 def test_arguments_of_the_tokenizer_are_no_variables_of_a_template(name: str) -> None:
     hi = [Message(role="user", content="Hi")]
     with pytest.raises(ApiError, match=f"chat_template_kwargs.{name} is an argument of the token"):
@@ -225,7 +225,7 @@ def test_arguments_of_the_tokenizer_are_no_variables_of_a_template(name: str) ->
         ("completions", {"logprobs": True}, "logprobs", "true and false are no numbers"),
         ("completions", {"top_logprobs": 2}, "top_logprobs", "unrecognized request argument"),
         ("completions", {"chat_template_kwargs": {}}, "chat_template_kwargs", "unrecognized"),
-        ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "only with logprobs=true"),
+        ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "2: only with logprobs=true"),
         ("chat/completions", {"logprobs": 2}, "logprobs", "valid boolean"),
         ("chat/completions", {"chat_template_kwargs": "x"}, "chat_template_kwargs", "dictionary"),
         (

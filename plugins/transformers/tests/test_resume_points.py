@@ -35,7 +35,7 @@ Ask = Callable[[Sequence[int]], tuple[int, list[int]]]
 """A prompt through a model: how many of its tokens were cached, and four more."""
 
 
-@pytest.fixture(params=["engine", "generate in one pass", "generate in chunks"])
+@pytest.fixture(params=["engine", "generate in one pass", *long("generate in chunks")])
 def ask(request: Any, open_memory: Any) -> Callable[[PreTrainedModel], Ask]:
     """One way to use a memory of the model."""
 

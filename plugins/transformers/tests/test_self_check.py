@@ -86,7 +86,7 @@ def test_a_pass_that_fails_is_refused_with_the_module() -> None:
 def test_a_model_without_positions_runs_without_padding(
     family: str, open_memory: Any, tokens: Callable[..., list[int]]
 ) -> None:
-    memory = open_memory(build_family(family))
+    memory = open_memory(build_family(family), probe_tokens=256)
     first, second = memory.session(tokens(30)), memory.session(tokens(20, seed=2))
     with torch.no_grad():
         for session in (first, second):

@@ -478,12 +478,12 @@ def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(
     )
 
 
-@pytest.mark.parametrize("device", ["cuda", "cuda:9", "gpu", "meta", ""])
+@pytest.mark.parametrize(
+    "device", [pytest.param("cuda", marks=pytest.mark.no_gpu), "cuda:9", "gpu", "meta", ""]
+)
 def test_a_device_that_is_not_there_is_one_line_before_anything_is_loaded(
     checkpoint: Any, device: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if device == "cuda" and torch.cuda.is_available():
-        pytest.skip("there is a CUDA device")
     line = refused(checkpoint, "--port", "0", "--device", device)
     assert line.startswith(f"--device {device!r}")
     assert "; give cpu" in line

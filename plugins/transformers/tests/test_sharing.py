@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 from kvgraft_transformers.engine import Engine, EngineSettings, FinishReason, GenerationRequest
 
+from .greedy import best_tokens
+
 PAGE = 16
 LIMITS = EngineSettings(chunk_tokens=64, max_running=8, reserve_tokens=8, step_tokens=64)
 
@@ -23,8 +25,8 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
     opened: list[Engine] = []
 
     def build(model: PreTrainedModel, limits: EngineSettings = LIMITS, **memory: Any) -> Engine:
-        pools = {"page_size": PAGE, "device_tokens": 4096, "guard": "on", **memory}
-        opened.append(Engine.open(model, limits, **pools))
+        pools = {"page_size": PAGE, "device_tokens": 4096, "guard": "on", "probe_tokens": 0}
+        opened.append(Engine.open(model, limits, **{**pools, **memory}))
         return opened[-1]
 
     yield build
@@ -32,16 +34,6 @@ def open_engine() -> Iterator[Callable[..., Engine]]:
         engine.close()
         assert not engine.memory.cache.requests
         engine.memory.cache.check_integrity()
-
-
-def greedy(model: PreTrainedModel, prompt: list[int], n: int) -> list[int]:
-    """The answer of transformers itself."""
-    ids = torch.tensor(prompt)[None]
-    mask = torch.ones_like(ids)
-    answer = model.generate(
-        ids, attention_mask=mask, max_new_tokens=n, do_sample=False, eos_token_id=None
-    )
-    return [int(token) for token in answer[0, len(prompt) :]]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -55,7 +47,8 @@ def test_a_wave_about_one_document_computes_it_once(
     asked = [GenerationRequest(prompt, 4, ignore_end=True) for prompt in prompts]
     generations = engine.generate(asked)
     for prompt, generation in zip(prompts, generations):
-        assert generation.tokens == greedy(model, prompt, 4)
+        assert len(generation.tokens) == 4
+        assert generation.tokens == best_tokens(model, prompt, generation.tokens)
     assert [each.cached_tokens for each in generations] == [0, *[len(document)] * 5]
     # the document once, its questions, and an answer's tokens but the last
     assert engine.totals.computed_tokens == len(document) + 6 * (5 + 3)
@@ -71,7 +64,9 @@ def test_several_answers_to_one_prompt_compute_it_once(
     prompt = tokens(10 * PAGE)
     engine = open_engine(model)
     generations = engine.generate(GenerationRequest(prompt, 2, ignore_end=True) for _ in range(6))
-    answer = greedy(model, prompt, 2)
+    answer = generations[0].tokens
+    assert len(answer) == 2
+    assert answer == best_tokens(model, prompt, answer)
     assert all(each.tokens == answer for each in generations)
     # a token is left to compute: those that repeat the prompt compute its last page
     assert engine.totals.computed_tokens == len(prompt) + 5 * PAGE + 6
@@ -104,7 +99,7 @@ def test_a_waiting_request_goes_on_when_either_is_aborted(
     for _ in engine.run():
         pass
     assert second.finish is FinishReason.LENGTH
-    assert second.tokens == greedy(model, prompt, 3)
+    assert second.tokens == best_tokens(model, prompt, second.tokens)
     assert second.cached_tokens == 4 * PAGE  # the chunk that the first one shared
 
 

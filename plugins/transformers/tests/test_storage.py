@@ -42,6 +42,7 @@ def opened(tmp_path: Path) -> Opener:
             device_tokens=512,
             host_tokens=512,
             load=None,
+            probe_tokens=0,
             storage={"url": url, **policies, **(storage or {})},
             **{"guard": "on", **settings},
         )

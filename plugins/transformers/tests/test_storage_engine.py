@@ -24,6 +24,7 @@ POOLS: dict[str, Any] = {
     "host_tokens": 1024,
     "guard": "on",
     "load": None,
+    "probe_tokens": 0,
 }
 POLICIES = {"store": "write-through", "prefetch": "wait-complete", "threshold_tokens": 16}
 
@@ -129,7 +130,7 @@ def stocked(opened: Opener, prompt: list[int], **settings: Any) -> list[int]:
 
 
 def stepped(engine: Engine, until: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not until():
         assert time.monotonic() < deadline, "it did not come about"
         engine.step()
@@ -320,7 +321,7 @@ def test_a_session_waits_as_long_as_the_policy_says_and_is_then_begun(
     shelf.gate.clear()
     began = time.monotonic()
     with memory.session(prompt) as session:
-        assert 0.3 <= time.monotonic() - began < 3
+        assert 0.3 <= time.monotonic() - began < 30
         assert session.cached_tokens == 0
         session.abort()
     shelf.gate.set()

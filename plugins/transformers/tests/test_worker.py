@@ -39,13 +39,13 @@ def serve(engine: Engine) -> ServedModel:
 def serve_tiny(device_tokens: int = 512) -> ServedModel:
     """A tiny model, in the same way."""
     model = build_tiny_model("llama")
-    return serve(Engine.open(model, device_tokens=device_tokens, page_size=16))
+    return serve(Engine.open(model, device_tokens=device_tokens, page_size=16, probe_tokens=0))
 
 
 def test_a_pass_that_fails_is_a_server_error_and_serving_goes_on() -> None:
     model, fuse = build_tiny_model("llama"), Fuse()
     model.model.layers[1].register_forward_hook(fuse)
-    engine = Engine.open(model, device_tokens=512, page_size=16)
+    engine = Engine.open(model, device_tokens=512, page_size=16, probe_tokens=0)
     served = serve(engine)
     worker = served.worker
 

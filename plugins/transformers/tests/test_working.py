@@ -13,7 +13,7 @@ from kvgraft import ConfigError
 from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
 from kvgraft_transformers.session_cache import SessionCache
-from kvgraft_transformers.working import Columns, WorkingCopy
+from kvgraft_transformers.working import Columns, Places, Views, WorkingCopy
 
 
 @pytest.fixture(autouse=True)
@@ -39,8 +39,8 @@ def decode(model: Any, cache: SessionCache, n_tokens: int) -> torch.Tensor:
     return torch.stack(logits, dim=1)
 
 
-def _behind(computed: torch.Tensor, first: int) -> torch.Tensor:
-    return computed[:, first:]
+def _behind(computed: torch.Tensor, first: int) -> list[Places]:
+    return [Places(rows[first:], rows[:0], rows[:0]) for rows in computed]
 
 
 def spoil(memory: ModelMemory) -> None:
@@ -81,7 +81,7 @@ def test_sessions_that_change_batches_say_the_same_with_and_without_copies(
     family: str, tiny: Any, open_memory: Any, run: Any, tokens: Callable[..., list[int]]
 ) -> None:
     model, said = tiny(family), []
-    for n_kept in (None, 0):
+    for n_kept, by_session in ((None, True), (0, True), (0, False)):
         memory = open_memory(model, working_tokens=n_kept, probe_tokens=0)
         sessions = []
         for seed, length in enumerate((60, 45, 33)):
@@ -92,14 +92,17 @@ def test_sessions_that_change_batches_say_the_same_with_and_without_copies(
             name: memory.session_cache(group)
             for name, group in {"ab": [a, b], "abc": [a, b, c], "a": [a], "b": [b]}.items()
         }
+        for cache in caches.values():
+            cache._by_session = by_session  # False as on an accelerator
         # alone, both advance alike; then one advances, and the padding is another
         batches = ("ab", 20), ("b", 3), ("a", 3), ("ab", 4), ("b", 2), ("ab", 4), ("abc", 25)
         said.append([decode(model, caches[name], n_tokens) for name, n_tokens in batches])
         for session in sessions:
             session.finish()
         assert memory.working.n_tokens == 0
-    for kept, gathered in zip(*said):
+    for kept, gathered, together in zip(*said):
         assert torch.equal(kept, gathered)
+        assert torch.equal(kept, together)
 
 
 def test_a_session_that_began_in_inference_mode_goes_on_without_it(
@@ -153,7 +156,7 @@ def test_a_copy_of_a_window_moves_on_and_keeps_its_size() -> None:
     generator = torch.Generator().manual_seed(0)
     rows = torch.full((400, 2, 3), torch.nan)
     tokens = torch.randn((1, 2, 400, 3), generator=generator)
-    copy, window, largest, past = WorkingCopy(rows), 20, 0, 0
+    copy, window, largest, past = WorkingCopy(Views.of(rows, 16)), 20, 0, 0
     while past < 380:
         end = past + int(torch.randint(1, 20, (1,), generator=generator))
         first = max(0, past - window + 1)

@@ -8,7 +8,6 @@ that transformers' dynamic layers return, so that every bit of the result is the
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -42,20 +41,7 @@ class _Attention:
     def _attach_pages(self, plan: LayerPlan, cache: SessionCache) -> None:
         self.plan, self.cache, self._updated = plan, cache, False
         self.is_initialized = True
-        assert plan.paged is not None
-        find = partial(cache.memory.rows, plan.paged, plan.index)
-        if plan.sparse:
-            planes = []
-        elif plan.latent:
-            latent = find("latent").unsqueeze(1)
-            planes = [latent[..., : plan.key_dim], latent[..., plan.key_dim :]]
-        else:
-            planes = [find("k"), find("v")]
-        self._copies = [WorkingCopy(plane) for plane in planes]
-        if plan.indexer is not None:
-            name = "index" if plan.sparse else "latent"
-            keys = cache.memory.rows(plan.indexer, plan.index, name)
-            self._copies.append(WorkingCopy(keys.unsqueeze(1)))
+        self._copies = [WorkingCopy(views) for views in cache.memory.views(plan)]
 
     def begin_pages(self) -> None:
         """A forward pass begins, or has ended."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
-from kvgraft import Cache, ConfigError, Prefetch, TokenKey
+from kvgraft import Cache, ConfigError, Prefetch, Step, TokenKey
 from kvgraft.config import CacheConfig, StorageSettings, parse_config
 from kvgraft.pools import DevicePool, HostMirror
 from kvgraft.transfers import TransferEngine
 from kvgraft_hisparse.pools import SparseComponent
-from kvgraft_transformers.architecture import Architecture, read_architecture
+from kvgraft_transformers.architecture import Architecture, LayerPlan, read_architecture
 from kvgraft_transformers.hooks import watch_forward, watch_generate
 from kvgraft_transformers.identity import digest_weights, storage_options
 from kvgraft_transformers.lightning import accepted_as
@@ -24,7 +25,7 @@ from kvgraft_transformers.self_check import NOT_CHECKED, SelfCheck, check_reuse
 from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
 from kvgraft_transformers.sparse import route_sparse_attention
-from kvgraft_transformers.working import WorkingMemory
+from kvgraft_transformers.working import Views, WorkingMemory
 
 __all__ = ["ModelMemory", "check_chunk"]
 
@@ -52,6 +53,7 @@ class ModelMemory:
         sparse: name of the component that keeps keys and values on the host; None if none does.
         n_sparse_layers: layers it serves.
         running: the cache of the forward pass that is running; None between passes.
+        taken: the slots that an engine took for the pass it runs next; None if that takes its own.
         working: bounds the copies that attention reads.
 
     One thread uses it and runs the model.
@@ -75,6 +77,7 @@ class ModelMemory:
         self.sparse = next((plan.paged for plan in self.layers if plan.sparse), None)
         self.n_sparse_layers = sum(plan.sparse for plan in self.layers)
         self.running: SessionCache | None = None
+        self.taken: Step | None = None
         own = architecture.own_cache
         self._cache_class = SessionCache if own is None else accepted_as(own, SessionCache)
         self._pools: dict[str, DevicePool] = {}
@@ -87,7 +90,7 @@ class ModelMemory:
             working_tokens = self._largest_pool_tokens()
         self.working = WorkingMemory(working_tokens)
         self._planes: dict[tuple[str, int, str], torch.Tensor] = {}
-        self._rows: dict[tuple[str, int, str], torch.Tensor] = {}
+        self._views: dict[int, list[Views]] = {}
         self._undo: list[Callable[[], None]] = [watch_forward(self), watch_generate(model)]
         if self.sparse is not None:
             self._undo.append(route_sparse_attention(self))
@@ -260,6 +263,9 @@ class ModelMemory:
 
         Args:
             sessions: admitted ones whose data has arrived, one per row of the batch.
+
+        Raises:
+            SessionError: one session for two rows.
         """
         return self._cache_class(self, sessions)
 
@@ -324,11 +330,27 @@ class ModelMemory:
 
     def rows(self, component: str, layer: int, name: str) -> torch.Tensor:
         """A paged plane with a row per token, `[n_slots * page_size, *shape]`."""
-        key = (component, layer, name)
-        rows = self._rows.get(key)
-        if rows is None:
-            rows = self._rows[key] = self.plane(component, layer, name).flatten(0, 1)
-        return rows
+        return self.plane(component, layer, name).flatten(0, 1)
+
+    def views(self, plan: LayerPlan) -> list[Views]:
+        """The planes that attention of one layer reads: of keys, of values, of an indexer."""
+        views = self._views.get(plan.index)
+        if views is None:
+            assert plan.paged is not None
+            find = partial(self.rows, plan.paged, plan.index)
+            if plan.sparse:
+                planes = []
+            elif plan.latent:
+                latent = find("latent").unsqueeze(1)
+                planes = [latent[..., : plan.key_dim], latent[..., plan.key_dim :]]
+            else:
+                planes = [find("k"), find("v")]
+            if plan.indexer is not None:
+                name = "index" if plan.sparse else "latent"
+                planes.append(self.rows(plan.indexer, plan.index, name).unsqueeze(1))
+            views = [Views.of(rows, self.page_size) for rows in planes]
+            self._views[plan.index] = views
+        return views
 
     def host_plane(self, component: str, layer: int, name: str) -> torch.Tensor:
         """A plane of a component's host mirror, `[n_slots, *shape]`."""

@@ -231,22 +231,17 @@ class Session:
         cuts = [page * size - start for page in self.request.checkpoints]
         return min([cut for cut in cuts if 0 < cut < n_tokens], default=n_tokens)
 
-    def make_room(self, tokens: Sequence[int]) -> None:
-        """Slots for `tokens`, the next ones of the sequence; nothing else changes.
+    def expect_next(self, tokens: Sequence[int]) -> None:
+        """Refuse `tokens` that cannot be the next ones of the sequence.
 
         Raises:
-            SessionError: an earlier pass failed, other tokens than the session's, more than it
-                may hold, or no slots left beyond its reserve.
+            SessionError: an earlier pass failed, other tokens than the session's, or more than it
+                may hold.
         """
         self._require_whole()
         start = self.computed
         self.expect_tokens(tokens, start)
         self.expect_length(start + len(tokens))
-        if not self.memory.cache.allocate(self.request, len(tokens)):
-            raise SessionError(
-                f"no slots for {len(tokens)} tokens after {start}; begin the session with a larger "
-                "max_new_tokens, or give the memory more device_tokens"
-            )
 
     def begin_step(self, tokens: Sequence[int]) -> None:
         """The model is about to compute `tokens`, for which there is room.
@@ -261,9 +256,9 @@ class Session:
             self.rows_dense += self.memory.n_sparse_layers * start
 
     def end_step(self, n_tokens: int) -> None:
-        """They are computed: share data up to the last boundary."""
-        self.memory.cache.computed(self.request, n_tokens)
-        self.memory.cache.checkpoint(self.request)
+        """They are computed, and noted: share data up to the last boundary, if they passed one."""
+        if self.computed % self.memory.page_size < n_tokens:
+            self.memory.cache.checkpoint(self.request)
         self._in_pieces = False
 
     def _read_host_pages(self, sparse: str) -> None:

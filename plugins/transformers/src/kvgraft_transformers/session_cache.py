@@ -26,9 +26,10 @@ from transformers.cache_utils import Cache
 
 from kvgraft_transformers.errors import SessionError
 from kvgraft_transformers.layers import build_layer
-from kvgraft_transformers.working import Columns
+from kvgraft_transformers.working import Columns, Places
 
 if TYPE_CHECKING:
+    from kvgraft import Step
     from kvgraft_transformers.memory import ModelMemory
     from kvgraft_transformers.session import Session
 
@@ -44,6 +45,9 @@ class SessionCache(Cache):
 
     Attributes:
         n_new: tokens the running forward pass computes per session; 0 between passes.
+
+    Raises:
+        SessionError: one session for two rows.
     """
 
     # whose states and pages are written in place, at addresses that change
@@ -53,9 +57,19 @@ class SessionCache(Cache):
     def __init__(self, memory: ModelMemory, sessions: Sequence[Session]) -> None:
         self.memory = memory
         self.sessions = tuple(sessions)
+        rows: dict[int, int] = {}
+        for row, session in enumerate(self.sessions):
+            first = rows.setdefault(id(session), row)
+            if first != row:
+                raise SessionError(
+                    f"rows {first} and {row} of a batch are the same session; open one per row"
+                )
         self.n_new = 0
         self._keeps = True
+        # on an accelerator a call costs more than to copy pages twice
+        self._by_session = memory.device.type == "cpu" or len(self.sessions) == 1
         self._padding: tuple[int, ...] = ()
+        self._step: Step | None = None
         self._columns: dict[tuple[str, int | None], Columns] = {}
         self._slots: dict[str, torch.Tensor] = {}
         # not super(): a class the model insists on may stand between (`lightning.accepted_as`)
@@ -111,7 +125,8 @@ class SessionCache(Cache):
             )
         rows = tokens.tolist()
         for session, row in zip(self.sessions, rows):
-            session.make_room(row)
+            session.expect_next(row)
+        self._step = self._make_room(n_new)
         for session, row in zip(self.sessions, rows):
             session.begin_step(row)
         self._columns.clear()
@@ -129,11 +144,30 @@ class SessionCache(Cache):
         for layer in self._stateful:
             layer.begin_states()
 
+    def _make_room(self, n_new: int) -> Step:
+        """Slots for the next `n_new` tokens of every session.
+
+        Raises:
+            SessionError: there are not enough.
+        """
+        requests = [session.request for session in self.sessions]
+        step, self.memory.taken = self.memory.taken, None
+        if step is None or n_new != 1 or step.requests != requests:
+            step = self.memory.cache.step(requests, n_tokens=n_new, n_computed=0)
+        if step.refused:
+            raise SessionError(
+                f"no slots for {n_new} tokens after {step.refused[0].computed}; begin the session "
+                "with a larger max_new_tokens, or give the memory more device_tokens"
+            )
+        return step
+
     def end(self) -> None:
         """The pass computed its tokens: they are the sessions' from now on."""
         for layer in self._stateful:
             layer.end_states()
         n_new, self.n_new = self.n_new, 0
+        requests = [session.request for session in self.sessions]
+        self.memory.cache.step(requests, n_tokens=0, n_computed=n_new)
         for session in self.sessions:
             session.end_step(n_new)
         for layer in self._paged:
@@ -167,39 +201,66 @@ class SessionCache(Cache):
         return 0 if window is None else max(0, self.past - window + 1)
 
     def _find_columns(self, component: str, window: int | None) -> Columns:
-        past, first, n_new = self.past, self._first_column(window), self.n_new
-        # read after `poll`, where slots may move, and for this pass alone
-        tables = [self.memory.cache.table(each.request, component) for each in self.sessions]
-        found: dict[int, torch.Tensor] = {}
+        past, first, n_new, step = self.past, self._first_column(window), self.n_new, self._step
+        assert step is not None
+        found: dict[int, list[Places] | torch.Tensor] = {}
 
-        def read(at: int) -> torch.Tensor:
+        def read(at: int) -> list[Places] | torch.Tensor:
             """Layers that hold the same columns read the same ones."""
             if at not in found:
-                found[at] = self._rows(tables, at, past)
+                places = self._places(component, step.rows, at, past)
+                found[at] = places if self._by_session else self._all_rows(places)
             return found[at]
 
-        end = past + n_new
-        write = self._rows(tables, past, end).flatten()
-        return Columns(first, past, end, write, read)
+        write = step.slot_mapping[component].to(self.memory.device)
+        return Columns(first, past, past + n_new, write, read)
 
-    def _rows(self, tables: Sequence[npt.NDArray[np.int32]], first: int, end: int) -> torch.Tensor:
-        """Rows of columns of the padded batch, int64 `[batch, end - first]`.
+    def _places(self, component: str, rows: torch.Tensor, first: int, past: int) -> list[Places]:
+        """Places of computed columns of the padded batch, by session.
 
         Args:
-            tables: slots of each session's pages.
+            component: whose planes.
+            rows: the sessions' rows of its page table.
             first: the first column.
-            end: behind the last one.
+            past: behind the last one.
         """
-        page_size, rows = self.memory.page_size, []
-        for table, padding in zip(tables, self._padding):
-            # column j of the padded batch is position j - padding of this session
-            positions = np.arange(first - padding, end - padding)
-            if first < padding:
-                positions = positions.clip(min=0)
-            pages, offsets = np.divmod(positions, page_size)
-            rows.append(table[pages] * np.int64(page_size) + offsets)
-        found = rows[0][None] if len(rows) == 1 else np.stack(rows)
-        return torch.from_numpy(found).to(self.memory.device)
+        size = self.memory.page_size
+        table = self.memory.cache.table_rows(component).numpy()
+        found: list[Places] = []
+        for row, padding in zip(rows.tolist(), self._padding):
+            pages = table[row].astype(np.int64)
+            # column j of the padded batch is position j - padding of a session
+            start, end = first - padding, past - padding
+            whole = -(-max(0, start) // size)
+            behind = max(whole, end // size)
+            if whole == behind:
+                whole = behind = -(-end // size)
+            found.append(
+                Places(
+                    self._token_rows(pages, start, min(whole * size, end)),
+                    torch.from_numpy(pages[whole:behind]).to(self.memory.device),
+                    self._token_rows(pages, behind * size, end),
+                )
+            )
+        return found
+
+    def _all_rows(self, found: Sequence[Places]) -> torch.Tensor:
+        """The same places as rows of tokens, int64 `[batch, n]`."""
+        size = self.memory.page_size
+        within = torch.arange(size, device=self.memory.device)
+        return torch.stack(
+            [
+                torch.cat([before, (pages[:, None] * size + within).flatten(), after])
+                for before, pages, after in found
+            ]
+        )
+
+    def _token_rows(self, pages: npt.NDArray[np.int64], start: int, end: int) -> torch.Tensor:
+        """Rows of a sequence's tokens; padding, before its start, reads its first one."""
+        size = self.memory.page_size
+        positions = np.arange(start, end).clip(min=0)
+        rows = pages[positions // size] * size + positions % size
+        return torch.from_numpy(rows).to(self.memory.device)
 
     def host_rows(self, component: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Host page and offset of the new tokens, int64 `[batch * n_new]` each."""
@@ -215,9 +276,9 @@ class SessionCache(Cache):
     def _state_slots(self, component: str) -> torch.Tensor:
         slots = self._slots.get(component)
         if slots is None:
-            read = self.memory.cache.state_slot
-            numbers = [read(session.request, component) for session in self.sessions]
-            slots = self._slots[component] = torch.tensor(numbers, device=self.memory.device)
+            assert self._step is not None
+            slots = self._step.state_slots[component].to(self.memory.device)
+            self._slots[component] = slots
         return slots
 
     def read_states(self, component: str, plane: torch.Tensor) -> torch.Tensor:

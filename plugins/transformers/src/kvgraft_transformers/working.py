@@ -14,7 +14,7 @@ tokens that were computed in another batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -24,10 +24,46 @@ if TYPE_CHECKING:
     from kvgraft_transformers.session import Session
     from kvgraft_transformers.session_cache import SessionCache
 
-__all__ = ["Columns", "WorkingCopy", "WorkingMemory"]
+__all__ = ["Columns", "Places", "Views", "WorkingCopy", "WorkingMemory"]
 
 LEAST_ROOM = 64
 """Columns kept free behind a new copy, at least; else an eighth of what it holds."""
+
+
+class Views(NamedTuple):
+    """A plane of a pool.
+
+    Attributes:
+        rows: with a row per token, `[n_rows, heads, dim]`.
+        heads: by heads, `[heads, n_rows, dim]`.
+        pages: the same by pages, `[heads, n_slots, page_size, dim]`.
+    """
+
+    rows: torch.Tensor
+    heads: torch.Tensor
+    pages: torch.Tensor
+
+    @classmethod
+    def of(cls, rows: torch.Tensor, page_size: int) -> Views:
+        """Of a plane with a row per token, `[n_rows, heads, dim]`."""
+        n_rows, n_heads, dim = rows.shape
+        n_slots = n_rows // page_size
+        heads = rows.transpose(0, 1)
+        return cls(rows, heads, heads.view(n_heads, n_slots, page_size, dim))
+
+
+class Places(NamedTuple):
+    """Where the pool keeps the columns of one sequence, in their order.
+
+    Attributes:
+        before: rows of the columns before the first whole page, int64 `[n]`.
+        pages: whole pages, int64 `[n_pages]`.
+        after: rows of the columns behind the last whole page, int64 `[n]`.
+    """
+
+    before: torch.Tensor
+    pages: torch.Tensor
+    after: torch.Tensor
 
 
 class Columns(NamedTuple):
@@ -38,25 +74,26 @@ class Columns(NamedTuple):
         past: the first new one.
         end: behind the last new one.
         write: int64 `[batch * n_new]`, rows of the new tokens in the component's planes.
-        read: rows of computed columns, from a given one to `past`, int64 `[batch, n]`.
+        read: computed columns from a given one to `past`: by sequence, or the rows of all, int64
+            `[batch, n]`.
     """
 
     first: int
     past: int
     end: int
     write: torch.Tensor
-    read: Callable[[int], torch.Tensor]
+    read: Callable[[int], Sequence[Places] | torch.Tensor]
 
 
 class WorkingCopy:
     """One plane's columns for one batch; empty until it is asked for them.
 
     Args:
-        rows: the plane with a row per token, `[n_rows, heads, dim]`.
+        views: the plane.
     """
 
-    def __init__(self, rows: torch.Tensor) -> None:
-        self._rows = rows
+    def __init__(self, views: Views) -> None:
+        self._rows, self._heads, self._pages = views
         self._tensor: torch.Tensor | None = None
         self._base = self._end = 0
 
@@ -79,12 +116,33 @@ class WorkingCopy:
         self._rows.index_copy_(0, columns.write, new.transpose(1, 2).flatten(0, 1))
         tensor = self._room_for(columns, new)
         if self._end < columns.past:
-            rows = columns.read(self._end)
-            held = self._rows.index_select(0, rows.flatten()).view(*rows.shape, *new.shape[1::2])
-            self._between(tensor, self._end, columns.past).copy_(held.transpose(1, 2))
+            into = self._between(tensor, self._end, columns.past)
+            self._gather(columns.read(self._end), into)
         self._between(tensor, columns.past, columns.end).copy_(new)
         self._end = columns.end
         return self._between(tensor, columns.first, columns.end)
+
+    def _gather(self, found: Sequence[Places] | torch.Tensor, into: torch.Tensor) -> None:
+        """Read columns out of the pool, into `[batch, heads, n, dim]`."""
+        if isinstance(found, torch.Tensor):
+            held = self._rows.index_select(0, found.flatten())
+            into.copy_(held.view(*found.shape, *held.shape[1:]).transpose(1, 2))
+            return
+        for places, held in zip(found, into):
+            self._gather_one(places, held)
+
+    def _gather_one(self, places: Places, into: torch.Tensor) -> None:
+        """Read columns of one sequence, into `[heads, n, dim]`: each page is copied once."""
+        before, pages, after = places
+        first, end = len(before), into.shape[1] - len(after)
+        if first:
+            torch.index_select(self._heads, 1, before, out=into[:, :first])
+        if len(pages):
+            n_heads, _, dim = into.shape
+            whole = into[:, first:end].view(n_heads, len(pages), -1, dim)
+            torch.index_select(self._pages, 1, pages, out=whole)
+        if len(after):
+            torch.index_select(self._heads, 1, after, out=into[:, end:])
 
     def _between(self, tensor: torch.Tensor, first: int, end: int) -> torch.Tensor:
         return tensor[:, :, first - self._base : end - self._base]

@@ -98,13 +98,20 @@ class Engine:
         """Take in a request; its tokens come out of `step`.
 
         Raises:
-            ConfigError: no token, a token the model does not have, nothing to produce, a position
-                to resume at that is none of the prompt, or a namespace that has no name in storage.
+            ConfigError: no token, a token the model does not have, nothing to produce, more tokens
+                than page tables hold, a position to resume at that is none of the prompt, or a
+                namespace that has no name in storage.
         """
         if not request.tokens or request.max_new_tokens < 1:
             raise ConfigError(
                 f"request of {len(request.tokens)} tokens, {request.max_new_tokens} new ones; give "
                 "at least 1 of each"
+            )
+        most = self.memory.cache.config.max_tokens
+        if most is not None and len(request.tokens) + request.max_new_tokens > most:
+            raise ConfigError(
+                f"request of {len(request.tokens)} tokens, {request.max_new_tokens} new ones: page "
+                f"tables hold max_tokens={most}; ask for fewer, or open the engine with more"
             )
         self.memory.check_tokens(request.tokens)
         named: Sequence[Any] = positions(request.resume_at)
@@ -153,9 +160,7 @@ class Engine:
         schedule.arrived(self._give_up)
         schedule.admit(self._reject)
         schedule.arrived(self._give_up)
-        decoding = list(schedule.decoding())
-        # the last one's slot may have been taken for an earlier one's
-        batch = [(generation, 1) for generation in decoding if generation.session is not None]
+        batch = [(generation, 1) for generation in schedule.decoding()]
         ran = self._compute_alike(batch)
         ran |= self._compute_alike(schedule.prefilling(self.settings.step_tokens - len(batch)))
         if not ran and not out and not schedule.idle:

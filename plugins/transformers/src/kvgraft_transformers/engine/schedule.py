@@ -130,7 +130,8 @@ class Schedule:
 
     @property
     def _full(self) -> bool:
-        return len(self.loading) + len(self.running) >= self.settings.max_running
+        most = self.memory.cache.config.max_requests or self.settings.max_running
+        return len(self.loading) + len(self.running) >= min(most, self.settings.max_running)
 
     def _follow(self, reject: Callable[[Generation], None]) -> None:
         """Ask for those whose prefix another computes; they go on once it is there."""
@@ -304,19 +305,29 @@ class Schedule:
 
     # -- room
 
-    def decoding(self) -> Iterator[Generation]:
-        """Running requests with one token to compute, each with the slot for it."""
-        for generation in self._by_priority():
-            if generation.prefilled and self._page_for(generation):
-                yield generation
+    def decoding(self) -> list[Generation]:
+        """Running requests with one token to compute, each with the slot for it.
 
-    def _page_for(self, generation: Generation) -> bool:
-        """A slot for the next token, if need be from another; False if it had to go itself."""
-        while generation.session is not None:
-            if self.memory.cache.allocate(generation.session.request, 1):
-                return True
+        Where slots are short, the last ones by priority make room, one after the other.
+        """
+        short, self.memory.taken = self._prefilled(), None
+        while short:
+            requests = [each.session.request for each in short if each.session is not None]
+            step = self.memory.cache.step(requests, n_tokens=1, n_computed=0)
+            if not step.refused:
+                self.memory.taken = step
+                break
             self.retract(self._by_priority()[-1])
-        return False
+            without = {id(request) for request in step.refused}
+            short = [
+                each
+                for each in short
+                if each.session is not None and id(each.session.request) in without
+            ]
+        return self._prefilled()
+
+    def _prefilled(self) -> list[Generation]:
+        return [each for each in self._by_priority() if each.prefilled]
 
     def _by_priority(self) -> list[Generation]:
         """Running requests: lower numbers of `priority` first, equal ones oldest first."""

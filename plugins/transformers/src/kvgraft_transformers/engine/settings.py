@@ -15,7 +15,8 @@ class EngineSettings(SettingsModel):
     """Limits of one engine.
 
     Attributes:
-        max_running: requests that hold memory at a time.
+        max_running: requests that hold memory at a time; no more than the `max_requests` of the
+            cache, where that is given.
         chunk_tokens: most prompt tokens of one request in one pass.
         step_tokens: most tokens over all requests in one step.
         reserve_tokens: decode tokens promised at admission; beyond them a request may be retracted.

@@ -355,4 +355,5 @@ def _parse(model: type[Any], body: object) -> Any:
         where = ".".join(place)
         given = repr(first["input"])
         given = given if len(given) <= LONGEST_ECHO else f"{given[:LONGEST_ECHO]}..."
-        raise ApiError(f"{where}={given}: {first['msg']}", param=name) from None
+        told = first["msg"].removeprefix("Value error, ")
+        raise ApiError(f"{where}={given}: {told}", param=name) from None

@@ -81,7 +81,7 @@ class Tokenizer:
     def _check_variables(self, variables: Mapping[str, Any]) -> None:
         own = inspect.signature(self._tokenizer.apply_chat_template).parameters
         for name in variables:
-            if name in own:
+            if name in own or name == "messages":  # the conversation, in templates
                 raise ApiError(
                     f"chat_template_kwargs.{name} is an argument of the tokenizer, no variable of "
                     "a chat template; leave it out",

@@ -1,0 +1,61 @@
+"""Answers on an accelerator: those of the CPU, whatever goes to HOST and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
+
+from .cases import one_of_each_kind
+
+pytestmark = pytest.mark.gpu
+
+LIMITS = EngineSettings(chunk_tokens=32, max_running=4, reserve_tokens=8, step_tokens=96)
+
+
+def answers(model: PreTrainedModel, prompts: list[list[int]], **settings: Any) -> list[list[int]]:
+    """Greedy answers to prompts, then to the same ones longer; pools are too small for all."""
+    engine = Engine.open(
+        model,
+        LIMITS,
+        page_size=16,
+        device_tokens=368,
+        host_tokens=2048,
+        load=None,
+        probe_tokens=0,
+        **settings,
+    )
+    found = []
+    for _ in range(2):
+        generations = engine.generate(
+            GenerationRequest(prompt, 12, ignore_end=True) for prompt in prompts
+        )
+        found += [generation.tokens for generation in generations]
+        for each in engine.memory.cache.mounted:
+            engine.memory.cache.evict(each.name, each.component.device.capacity)
+        prompts = [prompt + answer for prompt, answer in zip(prompts, found)]
+    engine.memory.cache.drain()
+    assert engine.memory.cache.stats().load_backs.completed, "nothing came back"
+    engine.memory.cache.check_integrity()
+    engine.memory.close()
+    return found
+
+
+@pytest.mark.parametrize("case", one_of_each_kind())
+def test_answers_on_a_device_are_those_of_the_cpu(
+    case: Any, tiny: Any, tokens: Callable[..., list[int]]
+) -> None:
+    family, _, sparse = case.partition("+")
+    model = tiny(family, torch.float64)  # so that rounding changes no answer
+    options = {"components": {"hisparse": {"max_running": 4}}} if sparse else {}
+    prompts = [tokens(40 + 9 * i, seed=i) for i in range(4)]
+    wanted = answers(model, prompts, sparse_on_host=bool(sparse), **options)
+    device = torch.accelerator.current_accelerator()
+    there = deepcopy(model).to(device)
+    assert answers(there, prompts, sparse_on_host=bool(sparse), **options) == wanted
