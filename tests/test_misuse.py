@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from kvgraft import Cache, ConfigError, LeaseError, PluginError, Tier, TokenKey
 from kvgraft.config import CacheConfig, StorageSettings, parse_config
+
+from .gpu import why_not
 
 Call = Callable[[Cache, Any], object]
 
@@ -613,10 +616,22 @@ def test_a_namespace_that_cannot_be_hashed_is_refused_at_once() -> None:
 def test_a_device_that_torch_does_not_know_is_refused_in_a_short_line() -> None:
     with pytest.raises(ConfigError) as caught:
         Cache.open(["full"], device_tokens=64, device="gpu")
-    assert str(caught.value) == "device 'gpu': torch knows no such device; use cpu or cuda"
+    said = str(caught.value)
+    assert said.startswith("device 'gpu': torch knows no such device; use cpu")
+    assert said.endswith(" or simulated")
+    assert ("cuda" in said) == (why_not("cuda") is None)
 
 
 def test_more_tokens_than_pages_have_numbers_are_refused_in_tokens() -> None:
     said = "setting device_tokens=900000000000000: give 137438953408 or less"
     with pytest.raises(ConfigError, match=said):
         Cache.open(["full"], device_tokens="900T", payload=False)
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_request_is_neither_copied_nor_pickled(
+    cache: Cache, copied: Callable[[object], object]
+) -> None:
+    request = cache.begin(TokenKey([1, 2]))
+    with pytest.raises(LeaseError, match="begin another with a copy of its key"):
+        copied(request)

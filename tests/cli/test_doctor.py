@@ -48,7 +48,17 @@ def test_a_store_that_cannot_be_reached_is_told_and_the_status_is_1(tmp_path: Pa
     stores = json.loads(done.stdout)["stores"]
     assert stores[f"file:{there}"] == "ok"
     assert "does not exist" in stores[f"file:{missing}"]
-    assert run_forked(KVGRAFT, "doctor", f"file:{there}").returncode == 0
+    assert done.stderr.startswith(f"kvgraft: file:{missing}: ")
+    assert done.stderr.count("\n") == 1
+    reached = run_forked(KVGRAFT, "doctor", f"file:{there}")
+    assert (reached.returncode, reached.stderr) == (0, "")
+
+
+def test_a_long_reason_does_not_widen_the_table(tmp_path: Path) -> None:
+    url = f"file:{tmp_path / 'none'}?capacity={'1' * 500}"
+    done = run_forked(KVGRAFT, "doctor", url)
+    assert len(done.stderr) > 500
+    assert max(map(len, done.stdout.splitlines())) < len(url) + 120
 
 
 def test_a_broken_package_is_told_and_the_status_is_1(tmp_path: Path) -> None:

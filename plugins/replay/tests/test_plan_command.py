@@ -355,7 +355,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no such policy": (
         ("TRACE", "--component", "full", "--device", "4M", "--policy", "lru,mru"),
-        "eviction policy 'mru' is not installed; use one of density, lru",
+        "eviction policy 'mru' is not installed; did you mean 'lru'? use one of density, lru",
     ),
     "no such trace": (
         ("DIR/none.jsonl", "--component", "full", "--device", "4M"),

@@ -302,7 +302,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "policy of nobody": (
         ("TRACE", "--component", "full", "--policy", "mru"),
-        "eviction policy 'mru' is not installed; use one of density, lru",
+        "eviction policy 'mru' is not installed; did you mean 'lru'? use one of density, lru",
+    ),
+    "no number": (
+        ("--synthetic", "chat", "--requests", "ten"),
+        "invalid value for '--requests': 'ten' is no whole number",
+    ),
+    "memory out of the host's reach": (
+        ("TRACE", "--component", "full", "--device-tokens", "6400", "--device", "simulated"),
+        "device 'simulated': a replay writes and reads pools from the host, which does not reach ",
     ),
     "policies in one store": (
         ("TRACE", "--host-tokens", "10000", "--storage", "file:DIR", "--policy", "lru,density"),
@@ -354,7 +362,11 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "bytes below a page": (
         ("TRACE", "--component", "full", "--device-tokens", "1kB"),
-        "setting device_bytes: 1.0 kB are less than the smallest pools take, 2.0 kB; give more",
+        "kvgraft: --device-tokens: 1.0 kB are less than the smallest pools take, 2.0 kB; give more",
+    ),
+    "a budget below a page": (
+        ("TRACE", "--device-memory=1B"),
+        "kvgraft: --device-memory: 1 B are less than the smallest pools take",
     ),
     "bytes of a component": (
         ("TRACE", "--component", "full:device_tokens=4GB"),
@@ -428,6 +440,18 @@ def test_a_choice_that_does_not_exist_is_refused_with_the_choices() -> None:
     done = replay("--synthetic", "poems")
     assert done.returncode == 2
     assert "'agents', 'chat', 'rag'" in done.stderr
+
+
+def test_a_replay_that_serves_no_request_exits_with_1(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "trace.jsonl", mooncake_lines())
+    done = replay(path, "--device-tokens", "64")
+    assert done.returncode == 1
+    assert "0 served" in done.stdout
+    assert "note: 6 of 6 requests were rejected" in done.stdout
+    assert "Evictions" not in done.stdout
+    assert (
+        done.stderr == "kvgraft: no request was served; see the note above and give more memory\n"
+    )
 
 
 def test_requests_that_fit_no_pool_are_rejected_and_the_rest_is_served(tmp_path: Path) -> None:

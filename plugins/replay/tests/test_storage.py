@@ -25,7 +25,7 @@ from kvgraft_replay.synthetic import synthetic_workload
 from kvgraft_replay.workload import Span, TraceRequest, Workload
 
 PAGE = 32
-REQUESTS = 40
+REQUESTS = 24
 FULL: dict[str, dict[str, Any]] = {"full": {}}
 HYBRID: dict[str, dict[str, Any]] = {
     "full": {},
@@ -252,7 +252,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 def test_a_replay_of_something_else_never_reads_it(stored: Replay) -> None:
     components = {"full": {}, "swa": {"window": 256}}
-    given: dict[str, Any] = {"components": components, "limit": 20}
+    given: dict[str, Any] = {"components": components, "limit": 12}
     write_through = {"storage": {"store": StorePolicy.WRITE_THROUGH}}
     stored(chats(), **given, **write_through)
     assert stored(chats(), **given)["hit_tokens"]["storage"] > 0
@@ -284,7 +284,7 @@ def test_data_used_once_is_not_stored_on_second_touch(stored: Replay) -> None:
 
 
 def test_data_that_leaves_the_host_comes_back_within_one_replay(stored: Replay) -> None:
-    result = stored(chats(), storage={"store": StorePolicy.HOST_EVICTION})
+    result = stored(chats(40), storage={"store": StorePolicy.HOST_EVICTION})
     assert result["hit_tokens"]["storage"] > 0
 
 

@@ -19,6 +19,7 @@ from kvgraft_valkey.options import Server, parse_location
         ("localhost", [("localhost", 6379)]),
         ("10.0.0.1:7000", [("10.0.0.1", 7000)]),
         ("a:1,b:2,c", [("a", 1), ("b", 2), ("c", 6379)]),
+        ("//localhost:7000", [("localhost", 7000)]),
         ("[::1]:7000,[fe80::1]", [("::1", 7000), ("fe80::1", 6379)]),
     ],
 )
@@ -32,7 +33,7 @@ def test_a_location_names_servers(location: str, servers: list[tuple[str, int]])
     ("url", "said"),
     [
         ("valkey:", "the location is no list of servers; write valkey:HOST:PORT"),
-        ("valkey://localhost:6379", "the location is no list of servers"),
+        ("valkey://localhost:6379/0", "the port of localhost is not 1 to 65535"),
         ("valkey:a:1,", "the location is no list of servers"),
         ("valkey:::1", "the location is no list of servers"),
         ("valkey:a:port", "the port of a is not 1 to 65535"),

@@ -6,7 +6,9 @@ when the command runs and imported when they are named or listed.
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Sequence
 from difflib import get_close_matches
 
 import click
@@ -23,6 +25,9 @@ from kvgraft.errors import KvgraftError
 from kvgraft.packages.installing import how_to_install
 
 __all__ = ["main"]
+
+SET_BY = {"device_bytes": "--device-tokens", "host_bytes": "--host-tokens"}
+"""The options behind settings of other names; the others are called as their settings."""
 
 ADDED_BY = {
     "plan": "plugins/replay",
@@ -95,6 +100,18 @@ cli.add_command(new_policy)
 cli.add_command(storage)
 
 
+def _as_typed(message: str, arguments: Sequence[str]) -> str:
+    """A message that names the options that were typed, instead of the settings they became."""
+    typed = {each.partition("=")[0] for each in arguments}
+
+    def name(found: re.Match[str]) -> str:
+        setting = found[1]
+        option = SET_BY.get(setting, "--" + setting.replace("_", "-"))
+        return option if option in typed else found[0]
+
+    return re.sub(r"\bsetting (\w+)(?!\.)\b", name, message)
+
+
 def main() -> None:
     """Run the command; bad input is one line on stderr and exit status 2."""
     try:
@@ -113,7 +130,7 @@ def main() -> None:
             click.echo(f"kvgraft: {line[:1].lower()}{line[1:]}", err=True)
         sys.exit(error.exit_code)
     except KvgraftError as error:
-        click.echo(f"kvgraft: {error}", err=True)
+        click.echo(f"kvgraft: {_as_typed(str(error), sys.argv[1:])}", err=True)
         sys.exit(2)
     except BrokenPipeError:
         sys.stderr.close()

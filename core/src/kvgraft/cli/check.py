@@ -65,10 +65,10 @@ def _options(texts: tuple[str, ...]) -> dict[str, Any]:
 )
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "simulated"]),
     default="cpu",
     show_default=True,
-    help="The device of the state machine's caches. The simulated one checks the order of copies.",
+    help="The device of the pools, such as cuda or xpu. With simulated, the state machine runs on "
+    "one that checks the order of copies.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of lines.")
 @click.option("--all", "show_all", is_flag=True, help="List clauses that do not apply as well.")

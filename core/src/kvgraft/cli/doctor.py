@@ -28,6 +28,9 @@ __all__ = ["doctor"]
 COMMANDS = "kvgraft.commands"
 """Entry points of this group are subcommands of other distributions."""
 
+VALUE_COLUMNS = 80
+"""Columns that a value takes at most; a longer one is wrapped."""
+
 Rows = dict[str, Any]
 
 
@@ -55,6 +58,9 @@ def doctor(stores: tuple[str, ...], *, as_json: bool) -> None:
         click.echo(json.dumps(report, indent=2))
     else:
         _print(report)
+    for url, status in report["stores"].items():
+        if status != "ok":
+            click.echo(f"kvgraft: {url}: {' '.join(status.split())}", err=True)
     checked = ("components", "storage backends", "stores")
     if any(status != "ok" for part in checked for status in report[part].values()):
         sys.exit(1)
@@ -115,8 +121,8 @@ def _limits() -> Rows:
 def _print(report: dict[str, Rows]) -> None:
     console = OutputConsole()
     table = Table(show_header=False)
-    for _ in range(3):
-        table.add_column(overflow="fold")
+    for most in (None, None, VALUE_COLUMNS):
+        table.add_column(overflow="fold", max_width=most)
     for part, rows in report.items():
         for position, (name, value) in enumerate(rows.items()):
             last = position == len(rows) - 1

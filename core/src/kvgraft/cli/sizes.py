@@ -8,7 +8,23 @@ import click
 
 from kvgraft.sizes import is_nbytes, parse_nbytes, parse_tokens
 
-__all__ = ["ByteCount", "PoolSize", "TokenCount"]
+__all__ = ["ByteCount", "PoolSize", "TokenCount", "WholeNumber"]
+
+
+class WholeNumber(click.IntRange):
+    """A number of things that have no unit."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number.
+
+        Raises:
+            click.BadParameter: it is none, or out of range.
+        """
+        try:
+            int(value)
+        except ValueError:
+            self.fail(f"{value!r} is no whole number", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class TokenCount(click.IntRange):

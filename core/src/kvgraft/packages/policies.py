@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from difflib import get_close_matches
 from importlib import import_module
 
 from kvgraft.errors import ConfigError
@@ -43,9 +44,12 @@ def load_policy(name: str) -> EvictionPolicy:
             if each.contested is not None:
                 raise ConfigError(f"eviction policy {name!r}: {each.contested}")
             return _published(name, each.load)
+    known = policy_names()
+    near = get_close_matches(name, known, n=1)
+    meant = f" did you mean {near[0]!r}?" if near else ""
     raise ConfigError(
-        f"eviction policy {name!r} is not installed; use one of "
-        f"{', '.join(policy_names())}, or install its package"
+        f"eviction policy {name!r} is not installed;{meant} use one of {', '.join(known)}, or "
+        "install its package"
     )
 
 

@@ -149,8 +149,8 @@ def replay(path: Path | None, **options: Any) -> None:
 
     PATH is a Mooncake trace (one request per line, with hash_ids) or a coding-agent trace (one
     session per line, with requests), plain or gzip. A model's part is played on a virtual clock;
-    the cache, its pools and its copies are real. Exits with 1 if memory ran out, a payload was
-    wrong or a ledger did not balance.
+    the cache, its pools and its copies are real. Exits with 1 if memory ran out, a byte was wrong
+    or a ledger did not balance, and where no request was served.
     """
     targets = open_targets(options, path)
     _check_policies(options)
@@ -216,7 +216,10 @@ def _check_policies(options: Mapping[str, Any]) -> None:
 
 
 def _report(results: Sequence[ReplayResult], targets: Mapping[str, Target]) -> None:
-    """Write and print one result, or several side by side; exit with 1 if one is not sound."""
+    """Write and print one result, or several side by side.
+
+    Exit with 1 if one is not sound, or served nothing.
+    """
     console, first = tables_console(targets), results[0]
     alone = len(results) == 1
     try:
@@ -229,4 +232,9 @@ def _report(results: Sequence[ReplayResult], targets: Mapping[str, Target]) -> N
     for result in results:
         if result["out_of_memory"] or result["payload_mismatches"] or result["ledger_violations"]:
             click.echo(f"kvgraft: {result['first_problem']}", err=True)
+            sys.exit(1)
+    for result in results:
+        if result["requests"] and not result["served"]:
+            told = "no request was served; see the note above and give more memory"
+            click.echo(f"kvgraft: {told}", err=True)
             sys.exit(1)

@@ -10,6 +10,7 @@ from typing import Any
 import kvgraft
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, StorageSettings, parse_config
+from kvgraft.devices.runtime import SIMULATED
 from kvgraft.errors import ConfigError
 from kvgraft.types import Tier
 from kvgraft_replay.arrivals import Arrivals, ClosedLoop, OpenLoop
@@ -65,7 +66,8 @@ def replay(
     """Replay a workload; `progress` is told `(ended, expected)` requests.
 
     Raises:
-        ConfigError: a workload without absolute times needs `users`.
+        ConfigError: a workload without absolute times needs `users`, or the host does not reach
+            the pools' memory.
         KvgraftError: an error of opening the cache.
     """
     arrivals: Arrivals
@@ -83,7 +85,13 @@ def replay(
             f"{workload.name}: its times count from each session's start; "
             "replay it closed loop, for example --users 8"
         )
-    cache = Cache(_config(workload, settings))
+    config = _config(workload, settings)
+    if config.payload and config.device == SIMULATED:
+        raise ConfigError(
+            f"device {SIMULATED!r}: a replay writes and reads pools from the host, which does not "
+            "reach this device's memory; use cpu"
+        )
+    cache = Cache(config)
     try:
         result = _run(cache, arrivals, expected, workload, settings, progress)
     finally:

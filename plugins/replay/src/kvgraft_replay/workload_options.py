@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvgraft.cli.cache_options import OptionGroup
-from kvgraft.cli.sizes import TokenCount
+from kvgraft.cli.sizes import TokenCount, WholeNumber
 from kvgraft.errors import ConfigError
 from kvgraft_replay.detect import open_workload
 from kvgraft_replay.synthetic import synthetic_workload
@@ -27,15 +27,15 @@ workload_options = OptionGroup(
         type=click.Choice(["agents", "chat", "rag"]),
         help="Generate a workload instead of reading PATH.",
     ),
-    click.option("--users", type=click.IntRange(min=1), help="Closed loop with that many users."),
+    click.option("--users", type=WholeNumber(min=1), help="Closed loop with that many users."),
     click.option(
         "--limit",
-        type=click.IntRange(min=1),
+        type=WholeNumber(min=1),
         help="Replay at most N requests: the first, or whole sessions of all users.",
     ),
     click.option(
         "--requests",
-        type=click.IntRange(min=1),
+        type=WholeNumber(min=1),
         default=2000,
         show_default=True,
         help="Size of a synthetic workload.",
@@ -54,7 +54,7 @@ engine_options = OptionGroup(
     ),
     click.option(
         "--max-running",
-        type=click.IntRange(min=1),
+        type=WholeNumber(min=1),
         default=256,
         show_default=True,
         help="Most requests running at a time.",

@@ -82,7 +82,7 @@ def parse_location(location: str) -> list[Server]:
         raise ConfigError(
             "storage 'valkey': the location has an '@'; give username= and password_env= instead"
         )
-    return [_server(each) for each in location.split(",")]
+    return [_server(each) for each in location.removeprefix("//").split(",")]
 
 
 def _server(text: str) -> Server:

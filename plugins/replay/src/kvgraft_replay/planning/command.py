@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvgraft.cli.cache_options import cut_tokens_option, parse_tenants
-from kvgraft.cli.sizes import PoolSize
+from kvgraft.cli.sizes import PoolSize, WholeNumber
 from kvgraft.errors import ConfigError
 from kvgraft.packages.entry_points import published
 from kvgraft_replay.cache_options import cache_options, parse_components
@@ -122,7 +122,7 @@ class SizeList(PoolSize):
 @engine_options
 @click.option(
     "--processes",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help="Replays that run at a time; as many as there are processors by default.",
 )
 @output_options

@@ -9,7 +9,7 @@ from kvgraft import WritePolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from kvgraft_replay.report.schema import Quantiles, ReplayResult
+    from kvgraft_replay.report.schema import CandidateClass, Quantiles, ReplayResult
 
 __all__ = [
     "ABSENT",
@@ -248,30 +248,39 @@ def _eviction_table(result: ReplayResult) -> SummaryTable:
 
 
 def _candidate_tables(result: ReplayResult) -> list[SummaryTable]:
-    """The classes of the eviction policy, if it has several."""
+    """The classes of the eviction policy, if it has several, by the first thing it tells of them.
+
+    A policy may tell some dozens apart; the JSON has each.
+    """
+    alike: dict[tuple[str, str, str], list[CandidateClass]] = {}
+    for each in result.get("candidates", []):
+        if each["words"]:
+            first = each["words"].partition(", ")[0]
+            alike.setdefault((each["component"], each["tier"], first), []).append(each)
+    if not alike:
+        return []
     rows = [
         (
-            each["component"],
-            each["tier"],
-            each["words"],
-            count(each["slots"]),
-            _score(each["lowest_score"]),
-            _score(each["highest_score"]),
+            *labels,
+            count(sum(each["slots"] for each in classes)),
+            _score(min((each["lowest_score"] for each in classes), key=_or_zero)),
+            _score(max((each["highest_score"] for each in classes), key=_or_zero)),
         )
-        for each in result.get("candidates", [])
-        if each["words"]
+        for labels, classes in alike.items()
     ]
-    if not rows:
-        return []
     return [
         SummaryTable(
             f"Eviction candidates under {result['settings']['eviction_policy']}",
-            "in slots, at the end; the lowest score leaves first",
-            ("component", "tier", "class", "slots", "score from", "to"),
+            "in slots, at the end; the lowest score leaves first; --json has every class",
+            ("component", "tier", "request", "slots", "score from", "to"),
             tuple(rows),
             n_labels=3,
         )
     ]
+
+
+def _or_zero(score: float | None) -> float:
+    return score or 0.0
 
 
 def _score(score: float | None) -> str:
