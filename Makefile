@@ -31,16 +31,18 @@ VLLM_NEEDS   := plugins/vllm/tests/engine/requirements.txt
 FILES_NEEDS  := plugins/vllm/tests/files.txt
 SGLANG_NEEDS := plugins/sglang/tests/engine/requirements.txt
 DYNAMO_NEEDS := plugins/observe/tests/dynamo.txt
+TRITON_NEEDS := tests/devices/triton.txt
 named   = $(ENGINES)/$(1)-$(TAG)-$(firstword $(shell cksum <$(2)))
 VLLM   := $(call named,vllm-0.32,$(VLLM_NEEDS))
 VLLM_FILES := $(call named,vllm-0.33-files,$(FILES_NEEDS))
 SGLANG := $(call named,sglang-0.5.23,$(SGLANG_NEEDS))
 DYNAMO := $(call named,dynamo-1.6,$(DYNAMO_NEEDS))
+TRITON := $(call named,triton-3.9,$(TRITON_NEEDS))
 # longest time for which tests wait for an engine's Python files before they are skipped
 FILES_S ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files docs bench build build-plain compiled test-compiled changelog clean
+.PHONY: help setup demo engine-files test check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-kernels gpu-acceptance docs bench bench-all build build-plain compiled test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -99,6 +101,14 @@ test-sglang: setup $(SGLANG)/.ready ## run the tests of plugins/sglang with SGLa
 
 test-engine-files: test-vllm-files test-sglang-files test-dynamo-files ## run those that need only the engines' Python files
 
+engine-files: $(VLLM_FILES)/.ready $(SGLANG)/.ready $(DYNAMO)/.ready ## fetch the engines' Python files
+
+test-kernels: setup $(TRITON)/.ready ## run the tests of the GPU kernel in Triton's interpreter and compiler
+	PYTHONPATH=$(TRITON) $(PY) -m pytest tests/devices/test_kernels.py -v
+
+gpu-acceptance: setup ## run what needs a GPU and measure its copies; exits with 2 where there is none
+	$(PY) -m tests.acceptance
+
 # skipped by name where these cannot be had
 test-%-files: setup
 	@mkdir -p $(ENGINES)
@@ -118,7 +128,8 @@ test-dynamo-files: TESTS := plugins/observe/tests/test_dynamo.py
 $(SGLANG)/.ready: NEEDS := $(SGLANG_NEEDS)
 $(VLLM_FILES)/.ready: NEEDS := $(FILES_NEEDS)
 $(DYNAMO)/.ready: NEEDS := $(DYNAMO_NEEDS)
-$(SGLANG)/.ready $(VLLM_FILES)/.ready $(DYNAMO)/.ready: | setup
+$(TRITON)/.ready: NEEDS := $(TRITON_NEEDS)
+$(SGLANG)/.ready $(VLLM_FILES)/.ready $(DYNAMO)/.ready $(TRITON)/.ready: | setup
 	rm -rf $(@D)
 	$(PIP) install -q --no-deps --no-compile --target $(@D) -r $(NEEDS)
 	find $(@D)/vllm -name '*.so' -delete 2>/dev/null || true
@@ -141,20 +152,28 @@ $(DOCSTAMP): $(STAMP)
 	$(PIP) install -c constraints.txt $(DOCTOOLS)
 	@touch $@
 
-bench: setup ## run every script in benchmarks/
-	@set -e; for script in $(filter-out benchmarks/_%,$(wildcard benchmarks/*.py)); do \
+bench: setup ## print the costs of the core, plain and compiled; five minutes
+	@command -v cc >/dev/null && $(MAKE) --no-print-directory compiled \
+	  || echo "the core could not be compiled: the plain build is measured alone"
+	$(PY) benchmarks/builds.py --quick
+
+bench-all: setup ## run every script in benchmarks/; takes long
+	@set -e; for script in $(filter-out benchmarks/_% benchmarks/builds.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) $$script; done
 
 # the core of the compiled build, unpacked: in front of the path it stands for the one in .venv
 COMPILED := build/compiled
 # those that need no class of the core to be patched; tests/commands.py marks the others among them
 COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions tests/stepping \
-  tests/test_collector.py
+  tests/guard tests/test_collector.py tests/test_misuse.py
 
 compiled: setup ## compile the core into build/compiled; needs a C compiler
 	rm -rf $(COMPILED)
-	cd core && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(abspath $(PY)) -m hatchling build -t wheel -d $(abspath $(COMPILED)) >/dev/null
+	@mkdir -p $(COMPILED)
+	cd core && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(abspath $(PY)) -m hatchling build -t wheel -d $(abspath $(COMPILED)) \
+	  >$(abspath $(COMPILED)).log 2>&1 || { cat $(abspath $(COMPILED)).log; exit 1; }
 	$(PIP) install -q --no-deps --no-index --target $(COMPILED) $(COMPILED)/kvgraft-*.whl
+	@echo "the compiled core is used with PYTHONPATH=$(abspath $(COMPILED))"
 
 test-compiled: compiled ## run the tests of the compiled core, except the long ones
 	PYTHONPATH=$(abspath $(COMPILED)) $(PY) -m pytest -m 'not long' $(PYTEST_ARGS) $(COMPILED_TESTS)

@@ -203,6 +203,7 @@ def test_nothing_is_wrapped_before_the_first_term() -> None:
         assert isinstance(cache.tree.components[0].device_queue, Levels)
 
 
+@pytest.mark.plain_build
 def test_terms_that_no_data_has_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvgraft.tree.lifetimes.FEWEST_TERMS", 16)
     with opened() as cache:

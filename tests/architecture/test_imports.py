@@ -44,6 +44,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("parts_factory",),
     ("guard",),
     ("assembly",),
+    ("serving",),
     ("cache",),
     ("testing", "scaffold"),
     ("cli", "pytest_plugin"),

@@ -18,8 +18,8 @@ NOT_TO_SERVE = (
     *(
         "kvgraft.events.",
         "kvgraft.arena.",
+        "kvgraft.devices.accelerator.",
         "kvgraft.devices.simulated.",
-        "kvgraft.transfers.cuda.",
         "kvgraft.transfers.streams.",
         "kvgraft.scaffold.",
         "kvgraft.cli.",

@@ -16,16 +16,20 @@ from .sources import CORE, PLUGINS, Module, modules
 
 ALL = modules(CORE, *PLUGINS)
 
-ENGINE_OF = {"kvgraft_vllm.tier": "vllm", "kvgraft_sglang.backend": "sglang"}
-"""Modules that only an engine imports."""
+NEEDS = {
+    "kvgraft_vllm.tier": "vllm",
+    "kvgraft_sglang.backend": "sglang",
+    "kvgraft.devices.accelerator.kernels": "triton",
+}
+"""Modules that only an engine imports, or that an optional dependency brings."""
 
 IMPORTABLE = [
     module
     for module in ALL
     if find_spec(module.name.partition(".")[0]) is not None
-    and find_spec(ENGINE_OF.get(module.name, "kvgraft")) is not None
+    and find_spec(NEEDS.get(module.name, "kvgraft")) is not None
 ]
-"""All but those of packages that need a newer Python, or an engine that is not installed."""
+"""All but those of packages that need a newer Python, or something that is not installed."""
 
 
 def wrongly_listed(module: Module) -> str | None:

@@ -22,7 +22,12 @@ DOCUMENTS = [
 FOR_EVER = ("kvgraft serve ",)
 """Commands that run until they are stopped; their own tests start and stop them."""
 
-REPEATED = ("kvgraft check full",)
+REPEATED = (
+    "kvgraft check full",
+    "kvgraft plan --synthetic chat --requests 300 ",
+    "kvgraft plan --synthetic chat --requests 50 ",
+    "kvgraft replay --synthetic agents ",
+)
 """Commands that take long, and that tests of their own run in a smaller way."""
 
 ALONE = {"plan": ("--processes", "1")}
@@ -82,7 +87,7 @@ def test_a_documents_python_runs_in_order(
 @pytest.mark.parametrize(
     ("document", "command", "shown"),
     [
-        pytest.param(*each, marks=pytest.mark.long if each[1] in REPEATED else ())
+        pytest.param(*each, marks=pytest.mark.long if each[1].startswith(REPEATED) else ())
         for each in commands()
     ],
     ids=[f"{document}: {command[:40]}" for document, command, _ in commands()],

@@ -114,26 +114,33 @@ def test_the_core_alone_says_that_no_component_is_installed(environment: Environ
     assert refused.returncode == 2
     assert refused.stderr.startswith("kvgraft: ")
     assert refused.stderr.count("\n") == 1
+    refused = core.kvgraft("replay", "--synthetic", "chat")
+    assert (refused.returncode, refused.stderr) == (2, NO_REPLAY)
+    refused = core.kvgraft("storage", "stats", "file:.")
+    assert (refused.returncode, refused.stderr) == (2, f"kvgraft: {NO_FILE_STORE}")
 
 
+ADVICE = "in a clone of kvgraft, pip install ./plugins"
+NO_REPLAY = f"kvgraft: command 'replay' is not installed; {ADVICE}/replay\n"
+NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/file\n"
+
+
+@pytest.mark.long
 def test_without_their_packages_replay_and_the_file_store_name_them(
     environment: Environments,
 ) -> None:
     made = environment("kvgraft", "kvgraft-full")
-    advice = "in a clone of kvgraft, pip install ./plugins"
-    missing = f"kvgraft: command 'replay' is not installed; {advice}/replay\n"
     refused = made.kvgraft("replay", "--synthetic", "chat")
-    assert (refused.returncode, refused.stderr) == (2, missing)
+    assert (refused.returncode, refused.stderr) == (2, NO_REPLAY)
     assert "replay" not in made.kvgraft("--help").stdout
-    missing = f"storage 'file' is not installed; installed: none; {advice}/file\n"
     refused = made.kvgraft("storage", "stats", "file:.")
-    assert (refused.returncode, refused.stderr) == (2, f"kvgraft: {missing}")
+    assert (refused.returncode, refused.stderr) == (2, f"kvgraft: {NO_FILE_STORE}")
     sizes = "device_tokens=4096, host_tokens=4096"
     storage = "{'url': 'file:.', 'model': 'm', 'weights': '1'}"
     program = f"import kvgraft; kvgraft.Cache.open(['full'], {sizes}, storage={storage}).close()"
     done = made.run_python(program)
     assert done.returncode == 1
-    assert done.stderr.endswith(f"kvgraft.errors.ConfigError: {missing}")
+    assert done.stderr.endswith(f"kvgraft.errors.ConfigError: {NO_FILE_STORE}")
 
     made.install("kvgraft-replay", "kvgraft-file")
     assert "  replay " in made.kvgraft("--help").stdout

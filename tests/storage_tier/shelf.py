@@ -123,7 +123,7 @@ def stocked(
 
 def until(condition: Callable[[], object], cache: Cache | None = None) -> None:
     """Wait for it, polling a cache meanwhile, as an engine does."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < end, "it did not come about"
         time.sleep(0.001)

@@ -143,7 +143,7 @@ def test_a_cache_closes_in_time_over_a_store_that_does_not() -> None:
     backend.faults["close"] = Trouble.HANGS
     start = time.monotonic()
     cache.close()
-    assert time.monotonic() - start < 2
+    assert time.monotonic() - start < 30
     assert tier_of(cache).client.counters.snapshot()["close.timeouts"] == 1
     backend.heal()
 
@@ -160,7 +160,7 @@ def test_ancestors_of_data_on_its_way_to_a_store_are_not_promised() -> None:
         assert isinstance(traffic.backend, Troubled)
         traffic.backend.faults["set"] = Trouble.HANGS
         traffic.run(traffic.key([*prompt, 1, 2]))
-        assert traffic.cache.journal.drain(5)
+        assert traffic.cache.journal.drain(60)
         traffic.cache.poll()
         traffic.run(traffic.key(range(1500, 1520)))
         traffic.check()

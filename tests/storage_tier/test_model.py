@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 
 from kvgraft import TokenKey, WritePolicy
 from kvgraft.cache import Cache
@@ -110,7 +110,7 @@ def run(server: Server, key: TokenKey, prefetch: Prefetch | None = None) -> None
 
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 @pytest.mark.parametrize("setup", one_of_each_kind())
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=2 * settings().max_examples)
 @example(seed=747481, lost=0.05, served=0, host_pages=12)
 @given(
     seed=st.integers(0, 2**32),

@@ -125,7 +125,7 @@ def test_another_store_is_not_told_of_uses_of_the_last_one() -> None:
     assert server.cache.drain()
     shelf.touched.clear()
     server.serve([*PROMPT, 1, 2, 3])
-    tier_of(server.cache).detach().wait(5)
+    tier_of(server.cache).detach().wait(60)
     other = Listening()
     tier_of(server.cache).attach(other)
     assert server.cache.drain()

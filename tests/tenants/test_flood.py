@@ -121,7 +121,7 @@ class Flood(RuleBasedStateMachine):
 
 
 def test_nobody_loses_a_guarantee() -> None:
-    run_state_machine_as_test(Flood, settings=settings(max_examples=30, stateful_step_count=25))
+    run_state_machine_as_test(Flood, settings=settings(max_examples=15, stateful_step_count=25))
 
 
 @pytest.mark.long

@@ -178,8 +178,17 @@ DEFECTS: list[tuple[Callable[[Patch], None], str]] = [
 ]
 
 
+@pytest.mark.plain_build
 @pytest.mark.parametrize(
-    ("defect", "rules"), DEFECTS, ids=[defect.__name__ for defect, _ in DEFECTS]
+    ("defect", "rules"),
+    [
+        pytest.param(
+            *each,
+            id=each[0].__name__,
+            marks=pytest.mark.long if each[0] is slots_on_their_way_out_count_as_borrowed else (),
+        )
+        for each in DEFECTS
+    ],
 )
 def test_a_flood_shows(
     defect: Callable[[Patch], None], rules: str, monkeypatch: pytest.MonkeyPatch

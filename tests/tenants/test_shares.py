@@ -93,6 +93,7 @@ def test_a_leaf_goes_as_a_whole_only_where_all_of_it_was_borrowed() -> None:
     assert has(player, 0) == 14, "the wide pool was not short, and all of it is guaranteed"
 
 
+@pytest.mark.plain_build
 def test_with_whole_leaves_pages_are_lost_that_are_guaranteed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -30,7 +30,10 @@ def checker_that_found(rule: str) -> Checker:
     return checker
 
 
-@pytest.mark.parametrize("rule", ["M8", "I7", "A11", "A7"])
+@pytest.mark.parametrize(
+    "rule",
+    ["M8", "A7", *(pytest.param(each, marks=pytest.mark.long) for each in ("I7", "A11"))],
+)
 def test_a_finding_is_reported_once_whether_or_not_its_rule_concerns_the_component(
     rule: str,
 ) -> None:

@@ -293,14 +293,14 @@ def fuzz(stocked: Path, directory: Path, seed: int, n: int, n_read: list[int]) -
             raise AssertionError(f"seed {seed}, case {case}") from error
 
 
-def test_200_edits_of_segments_are_misses_or_change_nothing(
+def test_60_edits_of_segments_are_misses_or_change_nothing(
     stocked: Path, tmp_path: Path, n_read: list[int]
 ) -> None:
-    fuzz(stocked, tmp_path / "store", 1, 200, n_read)
+    fuzz(stocked, tmp_path / "store", 1, 60, n_read)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(2, 12))
+@pytest.mark.parametrize("seed", range(1, 12))
 def test_10_000_edits_of_segments_are_misses_or_change_nothing(
     stocked: Path, tmp_path: Path, n_read: list[int], seed: int
 ) -> None:

@@ -94,7 +94,7 @@ def test_blocks_that_are_written_over_in_the_middle_of_a_read_are_a_miss(
 ) -> None:
     writer, reader = opened(tmp_path), opened(tmp_path, refresh_s=1000)
     stored(writer, PLACES[:3], SIZE)
-    assert reader.ask("stats", lambda store: store.stats()).wait(5)
+    assert reader.ask("stats", lambda store: store.stats()).wait(60)
     read = DiskFile.read
 
     def overtaken(self: DiskFile, pieces: list[memoryview], offset: int) -> None:
@@ -122,7 +122,7 @@ def test_a_store_cleared_while_records_wait_to_be_written_goes_on(
     def clearing(self: Writer, key: bytes) -> bool:
         asked.append(key)
         if len(asked) == 3:
-            assert other.ask("clear", lambda store: store.clear()).wait(5)
+            assert other.ask("clear", lambda store: store.clear()).wait(60)
         return looked_up(self, key)
 
     monkeypatch.setattr(Writer, "_is_there", clearing)
@@ -156,14 +156,14 @@ def test_a_write_that_fails_before_one_that_succeeds_costs_itself_alone(
     def failing(self: DiskFile, pieces: list[memoryview], offset: int) -> None:
         if offset == 4096:
             begun.set()
-            assert ended.wait(5)
+            assert ended.wait(60)
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         write(self, pieces, offset)
 
     _begin_segment(backend, storage)
     monkeypatch.setattr(DiskFile, "write", failing)
     lost = storage.set(PLACES[:2], [bytes(SIZE)] * 2)
-    assert begun.wait(5)
+    assert begun.wait(60)
     assert stored(storage, PLACES[2:5], SIZE) == [OK] * 3
     assert backend.verify().damaged == (), "a record on its way is not damaged"
     ended.set()

@@ -16,19 +16,11 @@ from kvgraft.errors import BudgetError, ConfigError, ContractViolation, Integrit
 from kvgraft.pools import DevicePool, HostMirror, PlaneSpec
 from kvgraft_hisparse.hot_buffer import HotBuffer, SwapStatistics
 from kvgraft_hisparse.hot_pool import HotPool, hot_rows
+from tests.gpu import accelerator
 
 GQA = {"k": (2, 8), "v": (2, 8)}
 MLA = {"latent": (1, 24), "rope": (4,)}
-DEVICES = [
-    "cpu",
-    pytest.param(
-        "cuda",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-        ],
-    ),
-]
+DEVICES = ["cpu", pytest.param(accelerator(), marks=pytest.mark.gpu)]
 
 
 def make_pool(
