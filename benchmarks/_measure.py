@@ -8,16 +8,36 @@ from __future__ import annotations
 
 import argparse
 import gc
+import json
 import os
 import platform
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from time import thread_time_ns
 from typing import NamedTuple
 
-__all__ = ["Row", "Scale", "Unit", "arguments", "grid", "heading", "least", "table"]
+from kvgraft.compiled import is_compiled
+
+__all__ = [
+    "FIGURES",
+    "Figure",
+    "Row",
+    "Scale",
+    "Unit",
+    "arguments",
+    "cpu_model",
+    "figures",
+    "grid",
+    "heading",
+    "least",
+    "table",
+    "warm",
+]
+
+FIGURES = "KVGRAFT_FIGURES"
+"""The environment variable that names the file to which scripts add figures for `builds.py`."""
 
 UNIT_TOKENS = 128 * 1024
 UNIT_REPEATS = 8
@@ -110,6 +130,45 @@ class Row(NamedTuple):
         return [self.name, f"{self.cost / 1e3:.2f}", f"{unlike:.2f}", f"{alike:.2f}", bar, verdict]
 
 
+class Figure(NamedTuple):
+    """A number that both builds of the core are compared by.
+
+    Attributes:
+        group: the benchmark's subject.
+        name: what was measured.
+        value: in `measure`.
+        measure: such as µs or calls.
+        units: the same in units of `bytes ==`, where that makes sense.
+        bars: the most it may be, plain and compiled: in units where those are given.
+    """
+
+    group: str
+    name: str
+    value: float
+    measure: str = "µs"
+    units: float | None = None
+    bars: tuple[float | None, float | None] = (None, None)
+
+
+def figures(found: Iterable[Figure]) -> None:
+    """Add them to the file that `FIGURES` names, a line each; nothing where it names none."""
+    path = os.environ.get(FIGURES)
+    if path:
+        with open(path, "a", encoding="utf-8") as lines:
+            for each in found:
+                lines.write(json.dumps({**each._asdict(), "compiled": is_compiled()}) + "\n")
+
+
+def warm(operation: Callable[[], None], calls: int = 4) -> float:
+    """CPU ns per call, after as many that are not timed: warm, as the unit is."""
+    for _ in range(calls):
+        operation()
+    start = thread_time_ns()
+    for _ in range(calls):
+        operation()
+    return (thread_time_ns() - start) / calls
+
+
 def table(rows: Iterable[Row], first: str = "") -> None:
     """Print rows of costs."""
     grid([first, "µs", "units", "alike", "bar", ""], [row.cells() for row in rows])
@@ -136,10 +195,10 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def heading(title: str, **facts: object) -> None:
     """Print the conditions of the measurement."""
     facts = {
-        "kvgraft": _version("kvgraft"),
+        "kvgraft": f"{_version('kvgraft')}, {'compiled' if is_compiled() else 'plain'} build",
         "python": platform.python_version(),
         "torch": _version("torch"),
-        "cpu": f"{_cpu_model()}, {os.cpu_count()} cores",
+        "cpu": f"{cpu_model()}, {os.cpu_count()} cores",
         "load": " ".join(f"{value:.2f}" for value in os.getloadavg()),
         "clock": "CPU time of the calling thread",
         "gc": f"on, thresholds {gc.get_threshold()}" if gc.isenabled() else "off",
@@ -158,7 +217,7 @@ def _version(distribution: str) -> str:
         return "not installed"
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             for line in lines:

@@ -13,7 +13,7 @@ import multiprocessing
 from time import thread_time_ns
 from typing import NamedTuple
 
-from _measure import arguments, grid, heading
+from _measure import Figure, arguments, figures, grid, heading
 from _shapes import bare_tree
 from memory import DEPTH, PAGE, SETS, populate
 
@@ -69,6 +69,7 @@ def main() -> None:
                 if n_nodes == SIZES[-1]:
                     bar, verdict = f"{BAR_MS}", "ok" if took.ms <= BAR_MS else "over"
                 name = f"{' + '.join(names)}, {n_nodes:,} nodes"
+                figures([Figure("Full garbage collection", name, took.ms, "ms")])
                 rows.append([name, f"{took.ms:.1f}", f"{took.tracked:.3f}", bar, verdict])
     grid(["full collection", "ms", "objects per node", "bar", ""], rows)
 

@@ -17,7 +17,7 @@ from time import thread_time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
-from _measure import arguments, grid, heading
+from _measure import Figure, arguments, figures, grid, heading
 
 from kvgraft import Cache, Request, TokenKey
 
@@ -105,8 +105,10 @@ def period(run: Callable[[], None]) -> list[int]:
     return costs
 
 
-def measure(served: Served, n_requests: int, n_tokens: int, periods: int) -> list[list[str]]:
-    """The rows of one component set: looped and stepped."""
+def measure(
+    served: Served, n_requests: int, n_tokens: int, periods: int
+) -> dict[str, tuple[float, float, float]]:
+    """Mean, least and most µs of one component set, by name: looped and stepped."""
     n_steps = PERIOD * (periods + 1)
     looped = Engine(served, n_requests, n_tokens, n_steps)
     stepped = Engine(served, n_requests, n_tokens, n_steps)
@@ -118,17 +120,14 @@ def measure(served: Served, n_requests: int, n_tokens: int, periods: int) -> lis
     for _ in range(periods):
         for name, run in runs.items():
             found[name].append(period(run))
-    rows = []
+    costs = {}
     for name, periods_of in found.items():
         least = [min(step) / n_requests / 1e3 for step in zip(*periods_of)]
-        mean = statistics.fmean(least)
-        costs = [f"{mean:.2f}", f"{min(least):.2f}", f"{max(least):.2f}"]
-        bars = [f"{served.bar:g}", f"{2 * served.bar:g}"] if name == "step" else ["", ""]
-        rows.append([f"{served.name}: {name}", *costs, *bars])
+        costs[name] = (statistics.fmean(least), min(least), max(least))
     looped.cache.close()
     stepped.cache.check_integrity()
     stepped.cache.close()
-    return rows
+    return costs
 
 
 def main() -> None:
@@ -141,19 +140,21 @@ def main() -> None:
         requests=f"{n_requests} of {n_tokens:,} tokens",
         repetitions=f"least of {periods} periods of {PERIOD} steps, loop and step in turn",
         unit="µs per request and step, page tables included",
-        modules=_how_built(),
     )
     rows: list[list[str]] = []
     for served in SETS:
-        rows += measure(served, n_requests, n_tokens, periods)
+        for name, costs in measure(served, n_requests, n_tokens, periods).items():
+            bars = (2 * served.bar, served.bar) if name == "step" else (None, None)
+            told = ["" if bar is None else f"{bar:g}" for bar in reversed(bars)]
+            rows.append([f"{served.name}: {name}", *(f"{cost:.2f}" for cost in costs), *told])
+            figures(
+                [
+                    Figure(
+                        "A decode step of a request", f"{served.name}: {name}", costs[0], bars=bars
+                    )
+                ]
+            )
     grid(["", "mean", "least", "most", "bar, compiled", "bar, plain"], rows)
-
-
-def _how_built() -> str:
-    import kvgraft.requests.stepping as module
-
-    path = str(module.__file__)
-    return "Python source" if path.endswith(".py") else f"compiled ({path.rpartition('.')[2]})"
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from functools import partial
 from time import thread_time_ns
 
 import numpy as np
-from _measure import Scale, Unit, arguments, grid, heading, least
+from _measure import Figure, Scale, Unit, arguments, figures, grid, heading, least
 from _shapes import bare_tree, grow
 
 from kvgraft import TokenKey
@@ -155,6 +155,8 @@ def main() -> None:
         for operation in found[sizes[0]][0]:
             costs = [found[size][0][operation] for size in sizes]
             growth = costs[-1] / costs[0]
+            found_as = f"{' + '.join(names)}: {operation}, {sizes[-1]:,} nodes"
+            figures([Figure("One node", found_as, costs[-1] / 1e3, units=costs[-1] / scale.unlike)])
             barred = "random" not in operation
             rows.append(
                 [

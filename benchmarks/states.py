@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from _measure import arguments, grid, heading
+from _measure import Figure, arguments, figures, grid, heading
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvgraft.pools import DevicePool, PlaneSpec, slot_index
@@ -94,6 +94,7 @@ def main() -> None:
             source, target = slots(0, n), slots(N_STATES, n)
             calls, ns = measured(lambda: copy(source, target), turns)  # noqa: B023 - called at once
             cells += [str(calls), f"{ns / 1e3:.1f}"]
+            figures([Figure("States of 48 layers", f"{name}, {n} at once", ns / 1e3)])
         rows.append(cells)
     grid(["", "1 state: calls", "µs", f"{N_STATES} states: calls", "µs"], rows)
 

@@ -13,12 +13,10 @@ compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from functools import partial
-from time import thread_time_ns
 
 import numpy as np
-from _measure import Row, Unit, arguments, heading, table
+from _measure import Figure, Row, Unit, arguments, figures, heading, table, warm
 from _shapes import grow
 
 from kvgraft import Cache, TokenKey
@@ -35,7 +33,6 @@ SETS: dict[str, tuple[dict[str, dict[str, int]], int]] = {
 }
 NODES = (1, 30, 256)
 BARRED = 30
-BATCH = 4
 
 
 class Case:
@@ -80,16 +77,6 @@ class Case:
         cache.abort(request)
 
 
-def timed(operation: Callable[[], None]) -> float:
-    """CPU ns per call, after as many that are not timed: warm, as the unit is."""
-    for _ in range(BATCH):
-        operation()
-    start = thread_time_ns()
-    for _ in range(BATCH):
-        operation()
-    return (thread_time_ns() - start) / BATCH
-
-
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--repeats", type=int, help="samples per number (default 400, quick 80)")
@@ -98,7 +85,7 @@ def main() -> None:
     heading(
         "warm match and lease, 128K tokens",
         page=f"{PAGE} tokens",
-        repetitions=f"median of {repeats} samples of {BATCH} calls",
+        repetitions=f"median of {repeats} samples of 4 calls",
     )
     unit = Unit()
     for name, (components, bar) in SETS.items():
@@ -115,7 +102,7 @@ def main() -> None:
                 unit.sample()
                 for what, operation in operations.items():
                     costs = samples.setdefault((what, nodes), [])
-                    costs.append(timed(partial(operation, case)))
+                    costs.append(warm(partial(operation, case)))
         scale = unit.take()
         print("unit", scale)
         table(
@@ -130,6 +117,17 @@ def main() -> None:
                 for nodes in NODES
             ),
             name,
+        )
+        figures(
+            Figure(
+                "128K tokens found again",
+                f"{name}: {what}, {nodes} nodes",
+                statistics.median(costs) / 1e3,
+                units=statistics.median(costs) / scale.unlike,
+                bars=(bar, bar) if nodes == BARRED and "new" in what else (None, None),
+            )
+            for (what, nodes), costs in samples.items()
+            if nodes >= BARRED
         )
         for case in cases.values():
             case.cache.close()

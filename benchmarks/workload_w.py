@@ -25,7 +25,18 @@ from time import thread_time_ns
 from typing import Any, NamedTuple
 
 import numpy as np
-from _measure import Row, Scale, Unit, arguments, grid, heading, least, table
+from _measure import (
+    Figure,
+    Row,
+    Scale,
+    Unit,
+    arguments,
+    figures,
+    grid,
+    heading,
+    least,
+    table,
+)
 
 from kvgraft import (
     HOST_MIRROR,
@@ -41,14 +52,19 @@ from kvgraft import (
     Trailing,
     hookimpl,
 )
+from kvgraft.compiled import is_compiled
 from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.pools import attention_planes, paged_pools
 
+TITLE = "Workload W"
 CONVERSATIONS, TURNS, ACTIVE = 200, 20, 40
 SYSTEM_TOKENS, NEW_TOKENS, VOCABULARY = 2048, 1024, 100_000
 PAGE, POOL_TOKENS = 64, 1_000_000
 UNIT_EVERY = 25
 OPERATIONS = ("extend", "begin", "admit", "table", "next_chunk", "allocate", "computed", "finish")
+
+
+NO_BARS = (None, None)
 
 
 class LocalOptions(AttentionOptions):
@@ -78,14 +94,14 @@ class LocalAttention:
 
 
 class Variant(NamedTuple):
-    """A component set and its bar in units; keys may be new, and events may be read.
+    """A component set and its bars in units, plain and compiled; keys may be new, events be read.
 
     The eviction policy is the default one or another.
     """
 
     name: str
     components: dict[str, dict[str, Any]]
-    bar: float | None
+    bars: tuple[float | None, float | None]
     paged: tuple[str, ...]
     plugins: tuple[Plugin, ...] = ()
     keeps_keys: bool = True
@@ -99,42 +115,44 @@ def variants() -> list[Variant]:
     states: dict[str, Any] = {"states": 4096}
     local = load_plugin("local", LocalAttention())
     return [
-        Variant("full", full, 10, ("full",)),
-        Variant("full + swa 4096", {**full, "swa": wide}, 18, ("full", "swa")),
-        Variant("full + local 4096", {**full, "local": wide}, 18, ("full", "local"), (local,)),
-        Variant("full + swa 128", {**full, "swa": {"window": 128}}, None, ("full", "swa")),
-        Variant("full + mamba", {**full, "mamba": states}, 11, ("full",)),
+        Variant("full", full, (10, 3), ("full",)),
+        Variant("full + swa 4096", {**full, "swa": wide}, (18, 4.5), ("full", "swa")),
+        Variant(
+            "full + local 4096", {**full, "local": wide}, (18, 4.5), ("full", "local"), (local,)
+        ),
+        Variant("full + swa 128", {**full, "swa": {"window": 128}}, NO_BARS, ("full", "swa")),
+        Variant("full + mamba", {**full, "mamba": states}, (11, 4), ("full",)),
         Variant(
             "full + swa 4096 + mamba",
             {**full, "swa": wide, "mamba": states},
-            24,
+            (24, 5.5),
             ("full", "swa"),
         ),
-        Variant("full, events read", full, None, ("full",), reads_events=True),
+        Variant("full, events read", full, NO_BARS, ("full",), reads_events=True),
         Variant(
             "full + swa 128, events read",
             {**full, "swa": {"window": 128}},
-            None,
+            NO_BARS,
             ("full", "swa"),
             reads_events=True,
         ),
-        Variant("full, new keys", full, None, ("full",), keeps_keys=False),
+        Variant("full, new keys", full, NO_BARS, ("full",), keeps_keys=False),
         Variant(
             "full + swa 4096 + mamba, new keys",
             {**full, "swa": wide, "mamba": states},
-            None,
+            NO_BARS,
             ("full", "swa"),
             keeps_keys=False,
         ),
-        Variant("full, lru", full, None, ("full",), policy="lru"),
+        Variant("full, lru", full, NO_BARS, ("full",), policy="lru"),
         Variant(
             "full + swa 128, lru",
             {**full, "swa": {"window": 128}},
-            None,
+            NO_BARS,
             ("full", "swa"),
             policy="lru",
         ),
-        Variant("full + mamba, lru", {**full, "mamba": states}, None, ("full",), policy="lru"),
+        Variant("full + mamba, lru", {**full, "mamba": states}, NO_BARS, ("full",), policy="lru"),
     ]
 
 
@@ -304,12 +322,18 @@ def main() -> None:
             runs[variant.name].append(whole_requests(variant, conversations))
     scale = least(done.scale for passed in runs.values() for done in passed)
     print("unit", scale)
-    table(
-        (
-            Row(v.name, min(statistics.median(p.costs) for p in runs[v.name]), scale, v.bar)
-            for v in chosen
-        ),
-        "median request",
+    medians = {v.name: min(statistics.median(p.costs) for p in runs[v.name]) for v in chosen}
+    built = is_compiled()
+    table((Row(v.name, medians[v.name], scale, v.bars[built]) for v in chosen), "median request")
+    figures(
+        Figure(
+            TITLE,
+            v.name,
+            medians[v.name] / 1e3,
+            units=medians[v.name] / scale.unlike,
+            bars=v.bars,
+        )
+        for v in chosen
     )
     table(
         (Row(v.name, min(statistics.fmean(p.costs) for p in runs[v.name]), scale) for v in chosen),

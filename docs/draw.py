@@ -7,6 +7,7 @@ ground, so that it reads the same on light and dark pages.
 
 from __future__ import annotations
 
+import json
 from html import escape
 from pathlib import Path
 
@@ -289,6 +290,7 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
         "the cache",
         {
             "cache.py": "the calls of an engine",
+            "serving.py": "works for one request",
             "assembly.py": "puts a cache together",
             "guard": "checks rules as it serves",
         },
@@ -370,9 +372,43 @@ def house() -> Drawing:
     return drawing
 
 
+SAVED = Path(__file__).parent / "performance.json"
+
+
+def workload() -> Drawing:
+    """The cost of a request on workload W by component set, plain and compiled."""
+    saved = json.loads(SAVED.read_text(encoding="utf-8"))
+    builds = {"plain": HOST, "compiled": DEVICE}
+    costs = {
+        build: {f["name"]: f["value"] for f in saved[build] if f["group"] == "Workload W"}
+        for build in builds
+    }
+    names = list(costs["plain"])
+    step, top, left, width = 44, 62, 270, 560
+    scale = width / max(max(found.values()) for found in costs.values())
+    drawing = Drawing(
+        920, top + step * len(names) + 16, "Workload W: CPU time of a request, plain and compiled"
+    )
+    drawing.text(24, 36, "CPU time of a whole request on workload W, µs, median", 15, weight="600")
+    for number, (build, colour) in enumerate(builds.items()):
+        drawing.box(620 + 130 * number, 23, 16, 16, colour, rx="3")
+        drawing.text(644 + 130 * number, 36, build, 13)
+    for number, name in enumerate(names):
+        y = top + step * number
+        drawing.text(left - 14, y + 22, name, 13, anchor="end")
+        for place, (build, colour) in enumerate(builds.items()):
+            cost = costs[build][name]
+            drawing.box(left, y + 17 * place, cost * scale, 15, colour, rx="3")
+            drawing.text(
+                left + cost * scale + 8, y + 12 + 17 * place, f"{cost:.0f}", 12, fill=FAINT
+            )
+    return drawing
+
+
 def drawings() -> dict[str, str]:
     """The text of every drawing, by file name."""
     made = {"life": life(), "reach": reach(), "tree": tree(), "house": house()}
+    made["workload-w"] = workload()
     return {f"{name}.svg": str(drawing) for name, drawing in made.items()}
 
 
