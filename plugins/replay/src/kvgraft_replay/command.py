@@ -36,6 +36,7 @@ from kvgraft_replay.output_options import (
 from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.comparison import print_comparison
 from kvgraft_replay.report.output import Target
+from kvgraft_replay.report.summary import served_nothing
 from kvgraft_replay.storage_options import storage_options, storage_settings
 from kvgraft_replay.tenants import scanned, tenant_options
 from kvgraft_replay.workload import Workload
@@ -234,7 +235,7 @@ def _report(results: Sequence[ReplayResult], targets: Mapping[str, Target]) -> N
             click.echo(f"kvgraft: {result['first_problem']}", err=True)
             sys.exit(1)
     for result in results:
-        if result["requests"] and not result["served"]:
+        if served_nothing(result):
             told = "no request was served; see the note above and give more memory"
             click.echo(f"kvgraft: {told}", err=True)
             sys.exit(1)

@@ -25,6 +25,7 @@ __all__ = [
     "percent",
     "result_tables",
     "seconds",
+    "served_nothing",
     "settings_rows",
     "token_parts",
     "token_table",
@@ -114,6 +115,11 @@ def has_storage(result: ReplayResult) -> bool:
 def has_unserved(result: ReplayResult) -> bool:
     """Whether requests were not served; a result of an older version does not count them."""
     return result.get("unserved_tokens", 0) > 0
+
+
+def served_nothing(result: ReplayResult) -> bool:
+    """Whether there were requests and none was served; an older version does not count them."""
+    return bool(result["requests"]) and not result.get("served", result["requests"])
 
 
 def headline(result: ReplayResult) -> str:

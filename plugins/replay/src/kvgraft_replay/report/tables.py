@@ -22,6 +22,7 @@ from kvgraft_replay.report.summary import (
     percent,
     result_tables,
     seconds,
+    served_nothing,
     token_table,
 )
 
@@ -67,7 +68,7 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     _keep_whole(cells)
     zero.add_row(*cells)
     _print(console, zero, text("Checks (errors must be 0)", "bold"))
-    if result["requests"] and not result["served"]:
+    if served_nothing(result):
         return  # tables of nothing would hide the note
     found = (*result_tables(result), *point_tables(result), *storage_tables(result))
     for table in (token_table(result), *found, cpu_table(result)):
