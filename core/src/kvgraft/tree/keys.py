@@ -288,7 +288,7 @@ class TokenKey:
     def extend(self, tokens: Tokens) -> None:
         """Append token ids; O(new tokens). Raises as a new key does, and appends nothing then."""
         try:
-            if isinstance(tokens, list) and len(tokens) == 1:
+            if type(tokens) is list and len(tokens) == 1:
                 data = ONE_TOKEN(tokens[0])  # a decode's, at every step
                 if data[SIGN_BYTE] < SIGN:
                     self.data += data
