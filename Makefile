@@ -167,13 +167,16 @@ COMPILED := build/compiled
 COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions tests/stepping \
   tests/guard tests/test_collector.py tests/test_misuse.py
 
-compiled: setup ## compile the core into build/compiled; needs a C compiler
+compiled: $(COMPILED)/.ready ## compile the core into build/compiled; needs a C compiler
+	@echo "the compiled core is used with PYTHONPATH=$(abspath $(COMPILED))"
+
+$(COMPILED)/.ready: $(shell find core -name '*.py' -o -name pyproject.toml) | setup
 	rm -rf $(COMPILED)
 	@mkdir -p $(COMPILED)
 	cd core && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(abspath $(PY)) -m hatchling build -t wheel -d $(abspath $(COMPILED)) \
 	  >$(abspath $(COMPILED)).log 2>&1 || { cat $(abspath $(COMPILED)).log; exit 1; }
 	$(PIP) install -q --no-deps --no-index --target $(COMPILED) $(COMPILED)/kvgraft-*.whl
-	@echo "the compiled core is used with PYTHONPATH=$(abspath $(COMPILED))"
+	@touch $@
 
 test-compiled: compiled ## run the tests of the compiled core, except the long ones
 	PYTHONPATH=$(abspath $(COMPILED)) $(PY) -m pytest -m 'not long' $(PYTEST_ARGS) $(COMPILED_TESTS)

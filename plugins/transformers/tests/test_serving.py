@@ -303,6 +303,14 @@ def test_a_client_that_gives_up_waiting_frees_everything(server: Any) -> None:
     assert server.wait_until_nothing_is_held()["kvgraft_aborted_total"] == before + 1
 
 
+def test_a_body_larger_than_any_prompt_is_refused_at_once(server: Any) -> None:
+    reply = httpx.post(f"{server.url}/v1/completions", content=b"[" * 2_000_000)
+    assert reply.status_code == 413
+    assert "larger than" in reply.json()["error"]["message"]
+    deep = httpx.post(f"{server.url}/v1/completions", content=b"[" * 100_000)
+    assert deep.status_code == 400
+
+
 def test_health_names_the_served_model(server: Any) -> None:
     reply = httpx.get(f"{server.url}/health")
     assert reply.json() == {"status": "ok", "model": "tiny-gemma"}
@@ -366,6 +374,15 @@ def test_a_server_of_small_pools_offers_no_more_than_they_hold(locked: Any) -> N
         assert reply.status_code == status, reply.text
 
 
+def test_the_default_length_of_a_chat_fits_the_pools(locked: Any) -> None:
+    with locked.client("secret") as client:
+        reply = client.chat.completions.create(
+            model="mine", messages=[{"role": "user", "content": "hello"}]
+        )
+    assert reply.usage.total_tokens <= 256
+
+
+@pytest.mark.long
 def test_sigterm_under_load_refuses_waits_and_tells(checkpoint: Any, tmp_path: Path) -> None:
     options = ("--max-running", "2", "--grace", "2")
     body = {"model": "tiny-gemma", "prompt": "go", "max_tokens": 8000, "temperature": 0}
@@ -427,22 +444,6 @@ def test_ctrl_c_ends_a_server_whose_stream_would_go_on(checkpoint: Any, tmp_path
         with httpx.stream("POST", f"{each.url}/v1/completions", json=body, timeout=60) as reply:
             next(reply.iter_lines())
             assert each.stop() == 0
-
-
-def test_a_body_larger_than_any_prompt_is_refused_at_once(server: Any) -> None:
-    reply = httpx.post(f"{server.url}/v1/completions", content=b"[" * 2_000_000)
-    assert reply.status_code == 413
-    assert "larger than" in reply.json()["error"]["message"]
-    deep = httpx.post(f"{server.url}/v1/completions", content=b"[" * 100_000)
-    assert deep.status_code == 400
-
-
-def test_the_default_length_of_a_chat_fits_the_pools(locked: Any) -> None:
-    with locked.client("secret") as client:
-        reply = client.chat.completions.create(
-            model="mine", messages=[{"role": "user", "content": "hello"}]
-        )
-    assert reply.usage.total_tokens <= 256
 
 
 def refused(*arguments: str | Path) -> str:
