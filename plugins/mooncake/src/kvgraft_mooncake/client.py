@@ -184,9 +184,9 @@ def _library() -> ModuleType:
         return import_module("mooncake.store")
     except ImportError as error:
         raise ConfigError(
-            f"storage 'mooncake': Mooncake's client cannot be loaded: {error}; install libibverbs1 "
-            "and librdmacm1, and the build of mooncake-transfer-engine for this machine, such as "
-            "'kvgraft-mooncake[cpu]'"
+            f"storage 'mooncake': Mooncake's client cannot be loaded: {error}; install "
+            "libibverbs1, libcurl4 and libnuma1, and the build of mooncake-transfer-engine for this "
+            "machine, such as 'kvgraft-mooncake[cpu]'"
         ) from error
 
 

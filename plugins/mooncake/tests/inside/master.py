@@ -10,20 +10,25 @@ import subprocess
 import time
 from pathlib import Path
 
-__all__ = ["Master"]
+__all__ = ["Master", "program"]
 
 PORT, ADMIN = 50051, 9003
+
+
+def program() -> str:
+    """The master's file in the installed library."""
+    found = importlib.util.find_spec("mooncake")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return str(Path(found.submodule_search_locations[0]) / "mooncake_master")
 
 
 class Master:
     """A master; its data is lost when it is killed."""
 
     def __init__(self, *options: str) -> None:
-        found = importlib.util.find_spec("mooncake")
-        assert found is not None
-        assert found.submodule_search_locations is not None
         self._command = [
-            str(Path(found.submodule_search_locations[0]) / "mooncake_master"),
+            program(),
             "--rpc_address=127.0.0.1",
             f"--rpc_port={PORT}",
             "--metrics_host=127.0.0.1",
