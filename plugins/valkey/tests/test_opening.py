@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trustme
 
 from kvgraft.errors import ConfigError
 from kvgraft.storage import Status, open_storage
 from kvgraft.testing.storage.traffic import addresses, fetched, opened, stored, supervised
 
 from . import shared
-from .servers import Cluster, Server, needs_server
+from .servers import HOST, Cluster, Server, needs_server
+from .tls_front import tls_front
 
 pytestmark = needs_server
 
@@ -125,32 +126,18 @@ def test_a_database_is_a_store_of_its_own() -> None:
         assert fetched(three, addresses(1), 500) == [Status.MISS]
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
 def test_tls_is_spoken_and_verified(tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    words = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost"
-    words += " -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE"
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    subprocess.run([*words.split(), *files], check=True, capture_output=True)
-    server = Server(
-        port="0",
-        **{
-            "tls-port": "{port}",
-            "tls-cert-file": str(certificate),
-            "tls-key-file": str(key),
-            "tls-ca-cert-file": str(certificate),
-            "tls-auth-clients": "no",
-        },
-    )
-    try:
-        url = f"{server.url}?connect_timeout_s=1"
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert(HOST).configure_cert(context)
+    ours = tmp_path / "authority.pem"
+    authority.cert_pem.write_to_path(ours)
+    with tls_front(shared.single().port, context) as port:
+        url = f"valkey:{HOST}:{port}?prefix=tls:&connect_timeout_s=1"
         assert "cannot be reached" in refusal(url)
         assert "cannot be reached" in refusal(f"{url}&tls=true")
-        with supervised(f"{url}&tls=true&tls_ca={certificate}") as storage:
+        with supervised(f"{url}&tls=true&tls_ca={ours}") as storage:
             assert stored(storage, addresses(3), 70_000) == [Status.OK] * 3
             assert fetched(storage, addresses(3), 70_000) == [Status.OK] * 3
-    finally:
-        server.close()
 
 
 def test_a_cluster_with_a_password_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:

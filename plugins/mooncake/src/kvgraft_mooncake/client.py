@@ -185,8 +185,8 @@ def _library() -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"storage 'mooncake': Mooncake's client cannot be loaded: {error}; install "
-            "libibverbs1, libcurl4 and libnuma1, and the build of mooncake-transfer-engine for this "
-            "machine, such as 'kvgraft-mooncake[cpu]'"
+            "libibverbs1, libcurl4 and libnuma1, and the build of mooncake-transfer-engine for "
+            "this machine, such as 'kvgraft-mooncake[cpu]'"
         ) from error
 
 

