@@ -17,7 +17,9 @@ import pytest
 from kvgraft_replay.detect import open_workload
 from kvgraft_replay.errors import TraceError
 from kvgraft_replay.synthetic import SyntheticKind, synthetic_workload
-from kvgraft_replay.workload import TraceRequest, Workload
+from kvgraft_replay.workload import Workload
+
+from .traces import shared
 
 Write = Callable[..., Path]
 
@@ -51,16 +53,6 @@ def call(at: float, tokens: int, output: int, *runs: list[int], **more: Any) -> 
 
 def session(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"id": "s", "block_size": 64, "requests": list(requests), **more}
-
-
-def shared(first: TraceRequest, second: TraceRequest) -> int:
-    """Length of the common token prefix, counted one by one."""
-    count = 0
-    for mine, theirs in zip(first.token_ids(), second.token_ids(), strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
 
 
 def assert_consistent(workload: Workload) -> None:
@@ -403,7 +395,7 @@ def test_a_damaged_archive_is_an_error_of_its_line(tmp_path: Path) -> None:
         (b"\n  \n", ": 0 requests in 2 lines; the file is empty"),
         (b"\x7fELF\x02\x01\x00\x00", ":1: not UTF-8 text (NUL byte)"),
         (b"\xff\xfe\xfa", ":1: not UTF-8 text ("),
-        (b"a,b\n1,2\n", ":1: not JSON: "),
+        (b"a,b\n1,2\n", ":1: a CSV of the columns a, b; expected TIMESTAMP, Context"),
         (b'{"prompt": 1, "id": 2}\n', ":1: unknown trace format, fields: id, prompt; expected"),
         (b"{}\n", ":1: unknown trace format, fields: none"),
     ],

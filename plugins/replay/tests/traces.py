@@ -7,7 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-__all__ = ["agentic_lines", "mooncake_lines", "write_trace"]
+from kvgraft_replay.workload import TraceRequest
+
+__all__ = ["agentic_lines", "mooncake_lines", "shared", "write_trace"]
 
 
 def mooncake_lines() -> list[dict[str, Any]]:
@@ -59,3 +61,13 @@ def write_trace(path: Path, lines: list[dict[str, Any]]) -> Path:
     data = "".join(json.dumps(line) + "\n" for line in lines).encode()
     path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
     return path
+
+
+def shared(first: TraceRequest, second: TraceRequest) -> int:
+    """Length of the common token prefix, counted one by one."""
+    count = 0
+    for mine, theirs in zip(first.token_ids(), second.token_ids(), strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count

@@ -58,7 +58,11 @@ class _Call:
 
 
 def read_agentic(
-    path: str | os.PathLike[str], *, limit: int | None = None, users: int | None = None
+    path: str | os.PathLike[str],
+    *,
+    limit: int | None = None,
+    users: int | None = None,
+    block_tokens: int | None = None,
 ) -> Workload:
     """Read a coding-agent trace.
 
@@ -68,6 +72,7 @@ def read_agentic(
             may be cut.
         users: with a limit, read whole sessions, one more than the limit holds, and at least as
             many as there are users.
+        block_tokens: tokens per block id, whatever the file says.
 
     Raises:
         TraceError: the file or a line of it is damaged or contradicts itself.
@@ -76,14 +81,14 @@ def read_agentic(
     addresses = Addresses(str(path))
     requests: list[TraceRequest] = []
     n_sessions = 0
-    block_tokens = 0
+    largest = 0
     for record in read_records(path):
         if record.has("dup_of"):
             continue
-        size = AGENTIC_BLOCK_TOKENS
-        if record.has("block_size"):
+        size = block_tokens or AGENTIC_BLOCK_TOKENS
+        if record.has("block_size") and block_tokens is None:
             size = record.integer("block_size", least=1)
-        block_tokens = max(block_tokens, size)
+        largest = max(largest, size)
         room = None if limit is None or users is not None else limit - len(requests)
         calls = sorted(_calls(record, size), key=lambda call: call.start_s)[:room]
         if calls:
@@ -96,7 +101,7 @@ def read_agentic(
         name=path.name,
         format="agentic",
         has_absolute_time=False,
-        block_tokens=block_tokens,
+        block_tokens=largest,
     )
 
 
@@ -128,7 +133,7 @@ def _call(record: Record, agent: int, start_s: float, block_tokens: int) -> _Cal
         raise record.error(
             f"'runs' holds {n_blocks} blocks, but an 'in' of {prompt_tokens} has "
             f"{prompt_tokens // block_tokens} whole blocks of {block_tokens} tokens",
-            "repair or remove the line",
+            "repair or remove the line, or give --block-tokens",
         )
     return _Call(
         agent=agent,

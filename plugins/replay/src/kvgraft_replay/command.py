@@ -148,8 +148,9 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
 def replay(path: Path | None, **options: Any) -> None:
     """Replay a trace, or a synthetic workload, through the cache.
 
-    PATH is a Mooncake trace (one request per line, with hash_ids) or a coding-agent trace (one
-    session per line, with requests), plain or gzip. A model's part is played on a virtual clock;
+    PATH is a trace of blocks (Mooncake's, Bailian's or Dynamo's: one request per line, with
+    hash_ids), of a coding agent (one session per line, with requests), or of lengths alone (Azure's
+    or BurstGPT's CSV), plain or gzip. A model's part is played on a virtual clock;
     the cache, its pools and its copies are real. Exits with 1 if memory ran out, a byte was wrong
     or a ledger did not balance, and where no request was served.
     """

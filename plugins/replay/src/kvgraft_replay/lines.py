@@ -6,6 +6,7 @@ a wrong type reads the same for every format: `path:line: fault; next action`.
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -15,14 +16,14 @@ from pathlib import Path
 
 from kvgraft_replay.errors import TraceError
 
-__all__ = ["Record", "read_records", "shown"]
+__all__ = ["Record", "read_records", "read_rows", "read_texts", "shown"]
 
 LINE_LIMIT_BYTES = 1 << 28
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 class Record:
-    """A JSON object of a trace and where it stands.
+    """A JSON object or a CSV row of a trace, and where it stands.
 
     Args:
         path: the trace file.
@@ -48,21 +49,29 @@ class Record:
         """Whether the field is there and not null."""
         return self.fields.get(name) is not None
 
-    def integer(self, name: str, *, least: int) -> int:
-        """An integer field of at least `least`."""
-        value = self._field(name)
+    def has_any(self, *names: str) -> bool:
+        """Whether one of the fields is there and not null."""
+        return any(map(self.has, names))
+
+    def any_of(self, *names: str) -> object:
+        """The value of the first of these fields that is there; None if none is."""
+        return next((self.fields[name] for name in names if self.has(name)), None)
+
+    def integer(self, *names: str, least: int) -> int:
+        """An integer field of at least `least`; with several names, the first that is there."""
+        name, value = self._field(*names)
         if type(value) is not int:
             raise self._wrong_type(name, value, "an integer")
         if value < least:
             raise self._too_small(name, value, least)
         return value
 
-    def seconds(self, name: str) -> float:
-        """A number that is finite and not negative."""
-        value = self._field(name)
+    def seconds(self, *names: str) -> float:
+        """A number that is finite and not negative; with several names, as `integer`."""
+        name, value = self._field(*names)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self._wrong_type(name, value, "a number")
-        if not 0 <= value < 1e15:  # false for NaN as well
+        if not 0 <= value < 1e19:  # false for NaN as well
             raise self.error(
                 f"{name!r} is {shown(value)}, expected a finite number of at least 0",
                 "repair or remove the line",
@@ -71,7 +80,7 @@ class Record:
 
     def array(self, name: str) -> list[object]:
         """A list field."""
-        value = self._field(name)
+        _, value = self._field(name)
         if not isinstance(value, list):
             raise self._wrong_type(name, value, "a list")
         return value
@@ -85,14 +94,14 @@ class Record:
             )
         return Record(self.path, self.line, value, part)
 
-    def _field(self, name: str) -> object:
-        try:
-            return self.fields[name]
-        except KeyError:
-            found = ", ".join(sorted(map(str, self.fields))[:8]) or "none"
-            raise self.error(
-                f"field {name!r} is missing, found: {found}", "repair or remove the line"
-            ) from None
+    def _field(self, *names: str) -> tuple[str, object]:
+        for name in names:
+            if name in self.fields:
+                return name, self.fields[name]
+        found = ", ".join(sorted(map(str, self.fields))[:8]) or "none"
+        raise self.error(
+            f"field {names[0]!r} is missing, found: {found}", "repair or remove the line"
+        )
 
     def _wrong_type(self, name: str, value: object, expected: str) -> TraceError:
         return self.error(
@@ -112,6 +121,44 @@ def read_records(path: Path) -> Iterator[Record]:
         TraceError: the file cannot be opened, is empty, not text, or damaged; or a line is not
             a JSON object.
     """
+    for line, text in read_texts(path):
+        yield Record(path, line, _parse(path, line, text))
+
+
+def read_rows(path: Path) -> Iterator[Record]:
+    """The rows of a CSV file by the names in its first line; numbers become numbers.
+
+    Raises:
+        TraceError: as `read_records`; or a row has more or fewer cells than the first line.
+    """
+    names: list[str] | None = None
+    for line, text in read_texts(path):
+        cells = next(csv.reader([text], skipinitialspace=True))
+        if names is None:
+            names = cells
+            continue
+        if len(cells) != len(names):
+            raise TraceError(
+                f"{path}:{line}: {len(cells)} cells, and the first line names {len(names)}; repair "
+                "or remove the line"
+            )
+        yield Record(path, line, dict(zip(names, map(_cell, cells))))
+
+
+def _cell(text: str) -> object:
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return int(number) if number.is_integer() else number
+
+
+def read_texts(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a file that are not blank, with their numbers from 1 on; plain or gzip.
+
+    Raises:
+        TraceError: the file cannot be opened, is empty, not text, or damaged.
+    """
     line = 0
     empty = True
     try:
@@ -120,7 +167,7 @@ def read_records(path: Path) -> Iterator[Record]:
                 line += 1
                 if text.strip():
                     empty = False
-                    yield Record(path, line, _parse(path, line, text))
+                    yield line, _decoded(path, line, text)
     except EOFError:
         raise TraceError(
             f"{path}:{line + 1}: the gzip stream ends after {line} whole lines; "
@@ -152,26 +199,30 @@ def _open(path: Path) -> io.BufferedReader | gzip.GzipFile:
     return gzip.open(path, "rb")
 
 
-def _parse(path: Path, line: int, text: bytes) -> dict[str, object]:
+def _decoded(path: Path, line: int, text: bytes) -> str:
     where = f"{path}:{line}"
     if len(text) >= LINE_LIMIT_BYTES:
         raise TraceError(
-            f"{where}: more than {LINE_LIMIT_BYTES} bytes in a line; expected JSON lines"
+            f"{where}: more than {LINE_LIMIT_BYTES} bytes in a line; expected JSON lines or CSV"
         )
     try:
         if b"\0" in text:
             raise ValueError("NUL byte")
-        decoded = text.decode("utf-8-sig")
+        return text.decode("utf-8-sig")
     except ValueError as error:
         raise TraceError(
-            f"{where}: not UTF-8 text ({error}); expected JSON lines, plain or gzip"
+            f"{where}: not UTF-8 text ({error}); expected JSON lines or CSV, plain or gzip"
         ) from None
+
+
+def _parse(path: Path, line: int, text: str) -> dict[str, object]:
+    where = f"{path}:{line}"
     try:
-        value = json.loads(decoded)
+        value = json.loads(text)
     except json.JSONDecodeError as error:
         reason = error.msg.removesuffix(" at")
         raise TraceError(
-            f"{where}: not JSON: {reason}, column {error.colno} of {len(decoded.rstrip())}; "
+            f"{where}: not JSON: {reason}, column {error.colno} of {len(text.rstrip())}; "
             "repair or remove the line"
         ) from None
     except (ValueError, RecursionError) as error:

@@ -97,7 +97,7 @@ def replay(
     finally:
         cache.close()
     unused = unused_tenants(list(cache.config.tenants), workload)
-    result["notices"] = [*notices, *unused, *result["notices"]]
+    result["notices"] = [*workload.notices, *notices, *unused, *result["notices"]]
     return result
 
 

@@ -88,6 +88,7 @@ def with_scanner(workload: Workload, tokens_s: float, limit: int | None) -> Work
         format=workload.format,
         has_absolute_time=True,
         block_tokens=workload.block_tokens,
+        notices=workload.notices,
     )
 
 

@@ -154,13 +154,14 @@ class Workload:
 
     Attributes:
         name: its name in reports: a file's name, or a synthetic kind with its seed.
-        format: `"mooncake"`, `"agentic"` or `"synthetic"`.
+        format: `"mooncake"`, `"bailian"`, `"agentic"`, `"azure"`, `"burstgpt"` or `"synthetic"`.
         has_absolute_time: whether `arrival_s` counts from the workload's beginning, so that an
             open-loop replay is possible; otherwise it counts from the session's.
         block_tokens: the finest sharing the source distinguishes, in tokens; 1 if exact.
         requests: all requests; `requests[i].index == i`.
         sessions: the same requests by session, in order of each session's first request.
         totals: sums over `requests`.
+        notices: what a reader of results must know of the source.
     """
 
     name: str
@@ -170,6 +171,7 @@ class Workload:
     requests: tuple[TraceRequest, ...]
     sessions: tuple[tuple[TraceRequest, ...], ...]
     totals: Totals
+    notices: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -180,6 +182,7 @@ class Workload:
         format: str,
         has_absolute_time: bool,
         block_tokens: int,
+        notices: tuple[str, ...] = (),
     ) -> Workload:
         """Group requests by session and add them up."""
         ordered = tuple(requests)
@@ -198,4 +201,5 @@ class Workload:
                 input_tokens=sum(request.prompt_tokens for request in ordered),
                 output_tokens=sum(request.output_tokens for request in ordered),
             ),
+            notices=notices,
         )

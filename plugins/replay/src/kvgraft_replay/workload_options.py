@@ -11,7 +11,7 @@ import click
 from kvgraft.cli.cache_options import OptionGroup
 from kvgraft.cli.sizes import TokenCount, WholeNumber
 from kvgraft.errors import ConfigError
-from kvgraft_replay.detect import open_workload
+from kvgraft_replay.detect import TIME_UNITS, open_workload
 from kvgraft_replay.synthetic import synthetic_workload
 from kvgraft_replay.workload import Workload
 
@@ -26,6 +26,16 @@ workload_options = OptionGroup(
         "--synthetic",
         type=click.Choice(["agents", "chat", "rag"]),
         help="Generate a workload instead of reading PATH.",
+    ),
+    click.option(
+        "--block-tokens",
+        type=TokenCount(min=1),
+        help="Tokens of the trace's blocks. Default: what its format, or its lengths, say.",
+    ),
+    click.option(
+        "--time-unit",
+        type=click.Choice(list(TIME_UNITS)),
+        help="Unit of the trace's times that are numbers. Default: its format's.",
     ),
     click.option("--users", type=WholeNumber(min=1), help="Closed loop with that many users."),
     click.option(
@@ -100,10 +110,22 @@ def read_workload(path: Path | None, options: Mapping[str, Any]) -> Workload:
     if (path is None) == (options["synthetic"] is None):
         raise ConfigError("give a trace's PATH or --synthetic agents|chat|rag, one of the two")
     if path is None:
+        for name in ("block_tokens", "time_unit"):
+            if options[name] is not None:
+                option = "--" + name.replace("_", "-")
+                raise ConfigError(
+                    f"{option} is of a trace, and --synthetic reads none; leave it out"
+                )
         return synthetic_workload(
             options["synthetic"], requests=options["requests"], seed=options["seed"]
         )
-    return open_workload(path, limit=options["limit"], users=options["users"])
+    return open_workload(
+        path,
+        limit=options["limit"],
+        users=options["users"],
+        block_tokens=options["block_tokens"],
+        time_unit=options["time_unit"],
+    )
 
 
 def engine_model(options: Mapping[str, Any]) -> EngineModel:
