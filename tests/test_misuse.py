@@ -137,7 +137,8 @@ def test_a_size_that_is_none_is_not_given() -> None:
         ({"device_tokens": None}, "setting device_tokens is missing; give for example '4M'"),
         (
             {"device_tokens": "lots"},
-            "setting device_tokens='lots' is no number of tokens; write for example 4M or 4096",
+            "setting device_tokens='lots' is no size; give tokens, such as 4M, or bytes of all "
+            "pools, such as 40GB",
         ),
         (
             {"device_tokens": 64, "device_bytes": "4GB"},

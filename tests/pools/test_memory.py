@@ -175,13 +175,13 @@ def test_pools_sized_in_bytes_are_the_largest_that_stay_within_them(unit: str) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"device_tokens": "many"}, "setting device_tokens='many' is no number of tokens; "),
+        ({"device_tokens": "many"}, "setting device_tokens='many' is no size; give tokens"),
         ({"device_bytes": "many"}, "setting device_bytes='many' is no size; write for"),
         ({"device_bytes": "1kB"}, "1.0 kB are less than the smallest pools take, 32.8 kB"),
         ({"device_memory": "1kB"}, "setting device_memory: 1.0 kB are less than the smallest"),
         ({"device_bytes": "1MB", "device_tokens": 9}, "device_bytes='1MB': give one of the two"),
         ({"device_bytes": "1MB", "device_tokens": 1}, "device_bytes='1MB': give one of the two"),
-        ({"device_tokens": "\u0664k"}, "setting device_tokens='\u0664k' is no number of tokens"),
+        ({"device_tokens": "\u0664k"}, "setting device_tokens='\u0664k' is no size"),
         ({"host_tokens": 9}, "setting device_tokens is missing; give for example"),
     ],
 )

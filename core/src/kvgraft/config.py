@@ -12,13 +12,15 @@ from pydantic import (
     PositiveInt,
     StrictBool,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
 from kvgraft.errors import ConfigError
 from kvgraft.refusals import SettingsModel, first_refusal, shown
-from kvgraft.sizes import Nbytes, Tokens, is_nbytes
+from kvgraft.sizes import Nbytes, PoolTokens, Tokens, is_nbytes
 
 __all__ = [
     "CacheConfig",
@@ -88,6 +90,17 @@ class ComponentOptions(SettingsModel):
 
     device_tokens: Annotated[Tokens, Field(gt=0)] | None = None
     host_tokens: Annotated[Tokens, Field(ge=0)] | None = None
+
+    @field_validator("device_tokens", "host_tokens", mode="before")
+    @classmethod
+    def _no_bytes_of_one(cls, value: Any, info: ValidationInfo) -> Any:
+        if is_nbytes(value):
+            said = (
+                "is a size in bytes; give the tokens of this component, such as '4M'; bytes are "
+                f"those of all components together: setting {info.field_name} of the cache"
+            )
+            raise PydanticCustomError("size", "{said}", {"said": said})
+        return value
 
 
 class LoadModel(SettingsModel):
@@ -226,10 +239,10 @@ class CacheConfig(SettingsModel):
     components: dict[str, dict[str, Any]] = Field(min_length=1, examples=[["full"]])
     page_size: Tokens = Field(default=64, gt=0)
     device: str = "cpu"
-    device_tokens: Tokens = Field(gt=0, examples=["4M"])
+    device_tokens: PoolTokens = Field(gt=0, examples=["4M"])
     device_memory: Nbytes | None = None
     device_bytes: Nbytes | None = None
-    host_tokens: Tokens = Field(default=0, ge=0)
+    host_tokens: PoolTokens = Field(default=0, ge=0)
     host_memory: Nbytes | None = None
     host_bytes: Nbytes | None = None
     payload: StrictBool = True

@@ -19,11 +19,13 @@ from kvgraft.errors import ConfigError
 
 __all__ = [
     "Nbytes",
+    "PoolTokens",
     "Tokens",
     "expect_count",
     "format_nbytes",
     "is_nbytes",
     "parse_nbytes",
+    "parse_pool_tokens",
     "parse_tokens",
 ]
 
@@ -92,6 +94,20 @@ def parse_tokens(text: str) -> int:
     return int(number)
 
 
+def parse_pool_tokens(text: str) -> int:
+    """A pool's size in tokens, where one in bytes would do as well.
+
+    Raises:
+        ValueError: it is none, or no whole number.
+    """
+    try:
+        return parse_tokens(text)
+    except ValueError as error:
+        raise ValueError(
+            f"{text!r} is no size; give tokens, such as 4M, or bytes of all pools, such as 40GB"
+        ) from error
+
+
 def is_nbytes(text: object) -> bool:
     """Whether a size says that it is of bytes: `"40GB"` does, `"4M"` does not."""
     parsed = _parsed(text) if isinstance(text, str) else None
@@ -115,6 +131,10 @@ def _tokens(value: Any) -> Any:
     return _read(parse_tokens, value)
 
 
+def _pool_tokens(value: Any) -> Any:
+    return _read(parse_pool_tokens, value)
+
+
 def _read(parse: Any, value: Any) -> Any:
     # A plain number is an integer like any other, with the errors of one.
     if not isinstance(value, str) or PLAIN.fullmatch(value):
@@ -131,3 +151,6 @@ Nbytes = Annotated[int, BeforeValidator(_nbytes)]
 
 Tokens = Annotated[int, BeforeValidator(_tokens)]
 """An option in tokens: a number, or text such as `"4M"`."""
+
+PoolTokens = Annotated[int, BeforeValidator(_pool_tokens)]
+"""As `Tokens`, of pools whose size may be given in bytes instead."""

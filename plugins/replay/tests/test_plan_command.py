@@ -75,7 +75,7 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_every_device_size_is_replayed_with_every_host_size(planned: Plan, trace: Path) -> None:
-    sizes = ("--device", "1280,64k", "--host", "0,64k")
+    sizes = ("--device-tokens", "1280,64k", "--host-tokens", "0,64k")
     result = planned(trace, "--component", "full", *sizes, "--page-size", "16", "--no-growth")
     assert result.keys() == get_type_hints(PlanResult).keys()
     asked = [(size["device_tokens"], size["host_tokens"]) for size in result["sizes"]]
@@ -99,17 +99,38 @@ def test_bytes_become_tokens_of_the_model_with_keys_and_values_of_a_byte(
     planned: Plan, trace: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
-    arguments = ("--model", tmp_path, "--quantization", "fp8", "--device", "4GB", "--no-growth")
+    arguments = (
+        "--model",
+        tmp_path,
+        "--quantization",
+        "fp8",
+        "--device-tokens",
+        "4GB",
+        "--no-growth",
+    )
     (size,) = planned(trace, *arguments)["sizes"]
     page_nbytes = 64 * LLAMA_TOKEN_NBYTES // 2
     assert size["device_tokens"] == 4 * 10**9 // page_nbytes * 64
     assert size["device_nbytes"] == 4 * 10**9 // page_nbytes * page_nbytes
 
 
+def test_sizes_are_understood_without_the_word_tokens(planned: Plan, trace: Path) -> None:
+    sizes = ("--device", "1280", "--host=64k")
+    (size,) = planned(trace, "--component", "full", *sizes, "--no-growth")["sizes"]
+    assert (size["device_tokens"], size["host_tokens"]) == (1280, 64_000)
+
+
 def test_bytes_of_default_shapes_are_noted_with_the_bytes_of_a_token(
     planned: Plan, trace: Path
 ) -> None:
-    bytes_of = ("--component", "mamba", "--component", "swa:window=64", "--no-growth", "--device")
+    bytes_of = (
+        "--component",
+        "mamba",
+        "--component",
+        "swa:window=64",
+        "--no-growth",
+        "--device-tokens",
+    )
     shapes = "n_layers=4,n_kv_heads=2,head_dim=16"
     noted = planned(trace, "--component", f"full:{shapes}", *bytes_of, "20k,20MB")["notices"]
     mamba, swa = sorted(each for each in noted if "default shapes" in each)
@@ -120,7 +141,7 @@ def test_bytes_of_default_shapes_are_noted_with_the_bytes_of_a_token(
 
 def test_tenants_a_scanner_and_cuts_are_planned_as_they_are_replayed(planned: Plan) -> None:
     result = planned(
-        *("--synthetic", "chat", "--requests", 10, "--component", "full", "--device", "20k"),
+        *("--synthetic", "chat", "--requests", 10, "--component", "full", "--device-tokens", "20k"),
         *("--scanner", "2000", "--tenant", "trace:guarantee=0.5", "--cut-tokens", 128),
         *("--no-hints", "--no-growth"),
     )
@@ -132,7 +153,7 @@ def test_tenants_a_scanner_and_cuts_are_planned_as_they_are_replayed(planned: Pl
 def test_each_pool_is_tried_a_tenth_larger_by_itself(planned: Plan) -> None:
     result = planned(
         *("--synthetic", "chat", "--requests", 30, "--component", "full"),
-        *("--component", "swa:window=1024", "--device", "20k", "--host", "100k"),
+        *("--component", "swa:window=1024", "--device-tokens", "20k", "--host-tokens", "100k"),
     )
     (size,) = result["sizes"]
     pools = {(pool["component"], pool["tier"]): pool for pool in size["pools"]}
@@ -150,7 +171,7 @@ def test_each_pool_is_tried_a_tenth_larger_by_itself(planned: Plan) -> None:
 def test_the_smallest_sizes_that_reach_a_target_are_searched_between_those_given(
     planned: Plan, trace: Path
 ) -> None:
-    sizes = ("--component", "full", "--device", "1280,64k", "--host", "0,64k")
+    sizes = ("--component", "full", "--device-tokens", "1280,64k", "--host-tokens", "0,64k")
     arguments = (*sizes, "--page-size", "16", "--no-growth", "--target")
     full = planned(trace, *arguments, 1)["sizes"][-1]["token_hit_rate"]
     result = planned(trace, *arguments, 100 * full)
@@ -177,7 +198,16 @@ def test_the_smallest_sizes_that_reach_a_target_are_searched_between_those_given
 
 def test_the_page_shows_the_tables_and_loads_nothing(trace: Path, tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    sizes = ("--component", "full", "--device", "1280,64k", "--host", "0,64k", "--target", "60")
+    sizes = (
+        "--component",
+        "full",
+        "--device-tokens",
+        "1280,64k",
+        "--host-tokens",
+        "0,64k",
+        "--target",
+        "60",
+    )
     more = ("--page-size", "16", "--policy", "density,lru", "--processes", "1")
     done = run_forked(KVGRAFT, "plan", str(trace), *sizes, *more, "--html", str(page))
     assert (done.returncode, done.stderr) == (0, "")
@@ -203,7 +233,7 @@ HYBRID = (
 
 
 def test_pools_of_one_budget_end_with_other_shares_than_fixed_ones(planned: Plan) -> None:
-    arguments = (*HYBRID, "--requests", 100, "--device", "20MB")
+    arguments = (*HYBRID, "--requests", 100, "--device-tokens", "20MB")
     fixed, shared = planned(*arguments, "--no-growth"), planned(*arguments, "--one-budget")
     assert not fixed["settings"]["one_budget"]
     assert shared["settings"]["one_budget"]
@@ -220,7 +250,7 @@ def test_pools_of_one_budget_end_with_other_shares_than_fixed_ones(planned: Plan
 
 @pytest.mark.long
 def test_a_budget_that_reaches_a_target_is_searched(planned: Plan) -> None:
-    arguments = (*HYBRID, "--requests", 200, "--device", "40MB,60MB", "--one-budget")
+    arguments = (*HYBRID, "--requests", 200, "--device-tokens", "40MB,60MB", "--one-budget")
     result = planned(*arguments, "--target", 25)
     assert len(result["sizes"]) == 2 + 4
     assert all(39e6 < size["device_nbytes"] < 60e6 for size in result["sizes"][2:])
@@ -230,7 +260,7 @@ def test_a_budget_that_reaches_a_target_is_searched(planned: Plan) -> None:
 def test_every_policy_is_replayed_at_every_size(planned: Plan) -> None:
     result = planned(
         *("--synthetic", "chat", "--requests", 200, "--component", "full", "--no-growth"),
-        *("--device", "80k,1M", "--policy", "lru,density"),
+        *("--device-tokens", "80k,1M", "--policy", "lru,density"),
     )
     small, other, large, same = result["sizes"]
     asked = [(size["device"], size["policy"]) for size in result["sizes"]]
@@ -241,7 +271,7 @@ def test_every_policy_is_replayed_at_every_size(planned: Plan) -> None:
 
 
 def test_processes_side_by_side_find_the_same_as_one(planned: Plan, trace: Path) -> None:
-    arguments = (trace, "--component", "full", "--device", "1280,2560,64k", "--no-growth")
+    arguments = (trace, "--component", "full", "--device-tokens", "1280,2560,64k", "--no-growth")
     alone, together = (planned(*arguments, "--processes", n) for n in (1, 2))
     for result in (alone, together):
         del result["cpu_s"], result["wall_s"]
@@ -287,7 +317,7 @@ def test_processes_stay_for_the_sizes_that_are_replayed_later(
 
 def test_a_closed_loop_has_no_curve_and_says_why(planned: Plan, tmp_path: Path) -> None:
     path = write_trace(tmp_path / "trace.jsonl", agentic_lines())
-    sizes = ("--component", "full", "--device", "100k", "--no-growth")
+    sizes = ("--component", "full", "--device-tokens", "100k", "--no-growth")
     result = planned(path, "--users", 2, *sizes)
     assert result["sizes"][0]["lru_hit_rate"] is None
     assert "closed loop" in result["curve"]["reason"]
@@ -323,54 +353,66 @@ def test_states_are_not_quantized() -> None:
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "no size": (("TRACE", "--component", "full"), "missing option '--device'"),
-    "no model": (("TRACE", "--device", "4M"), "give --model CONFIG.json or --component NAME"),
+    "no size": (("TRACE", "--component", "full"), "missing option '--device-tokens'"),
+    "no model": (
+        ("TRACE", "--device-tokens", "4M"),
+        "give --model CONFIG.json or --component NAME",
+    ),
     "model and component": (
-        ("TRACE", "--device", "4M", "--component", "full", "--model", "DIR"),
+        ("TRACE", "--device-tokens", "4M", "--component", "full", "--model", "DIR"),
         "give --model CONFIG.json or --component NAME",
     ),
     "size of nothing": (
-        ("TRACE", "--component", "full", "--device", "4M,many"),
-        "invalid value for '--device': 'many' is no number of tokens; write for example",
+        ("TRACE", "--component", "full", "--device-tokens", "4M,many"),
+        "invalid value for '--device-tokens': 'many' is no size; give tokens, such as 4M, or",
     ),
     "no size between commas": (
-        ("TRACE", "--component", "full", "--device", "4M,"),
-        "invalid value for '--device': '' is no number of tokens",
+        ("TRACE", "--component", "full", "--device-tokens", "4M,"),
+        "invalid value for '--device-tokens': '' is no size",
     ),
     "less than a page": (
-        ("TRACE", "--component", "full", "--device", "4M,10"),
+        ("TRACE", "--component", "full", "--device-tokens", "4M,10"),
         "component 'full': option device_tokens: 10 tokens make no page of 64; give 64 or more",
     ),
     "too few bytes": (
-        ("TRACE", "--component", "full", "--device", "1kB"),
-        "setting device_bytes: 1.0 kB are less than the smallest pools take, 2.0 kB; give more",
+        ("TRACE", "--component", "full", "--device-tokens", "1kB"),
+        "kvgraft: --device-tokens: 1.0 kB are less than the smallest pools take, 2.0 kB; give more",
     ),
     "a budget of tokens": (
-        ("TRACE", "--component", "full", "--device", "40GB,4M", "--one-budget"),
+        ("TRACE", "--component", "full", "--device-tokens", "40GB,4M", "--one-budget"),
         "--one-budget: 4000000 are tokens of each pool; give the bytes of all, as 40GB",
     ),
     "tenants of one budget": (
-        ("TRACE", "--component", "full", "--device", "40GB", "--one-budget", "--tenant", "a"),
+        (
+            "TRACE",
+            "--component",
+            "full",
+            "--device-tokens",
+            "40GB",
+            "--one-budget",
+            "--tenant",
+            "a",
+        ),
         "--tenant and --one-budget: tenants have shares of pools whose size stays; leave one",
     ),
     "no such policy": (
-        ("TRACE", "--component", "full", "--device", "4M", "--policy", "lru,mru"),
+        ("TRACE", "--component", "full", "--device-tokens", "4M", "--policy", "lru,mru"),
         "eviction policy 'mru' is not installed; did you mean 'lru'? use one of density, lru",
     ),
     "no such trace": (
-        ("DIR/none.jsonl", "--component", "full", "--device", "4M"),
+        ("DIR/none.jsonl", "--component", "full", "--device-tokens", "4M"),
         "none.jsonl: no such file; check the path",
     ),
     "target of nothing": (
-        ("TRACE", "--component", "full", "--device", "4M", "--target", "0"),
+        ("TRACE", "--component", "full", "--device-tokens", "4M", "--target", "0"),
         "invalid value for '--target': 0.0 is not in the range 0<x<=100",
     ),
     "the trace itself": (
-        ("TRACE", "--component", "full", "--device", "4M", "--json", "TRACE"),
+        ("TRACE", "--component", "full", "--device-tokens", "4M", "--json", "TRACE"),
         "trace.jsonl is the trace that is replayed; choose another path",
     ),
     "closed loop without users": (
-        ("AGENTS", "--component", "full", "--device", "4M"),
+        ("AGENTS", "--component", "full", "--device-tokens", "4M"),
         "replay it closed loop, for example --users 8",
     ),
 }

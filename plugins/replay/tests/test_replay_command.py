@@ -354,7 +354,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "size of nothing": (
         ("TRACE", "--component", "full", "--device-tokens", "4 apples"),
-        "invalid value for '--device-tokens': '4 apples' is no number of tokens; write for example",
+        "invalid value for '--device-tokens': '4 apples' is no size; give tokens, such as 4M, or "
+        "bytes of all pools, such as 40GB",
     ),
     "half a token": (
         ("TRACE", "--component", "full", "--chunk-tokens", "1.5"),
@@ -370,7 +371,8 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "bytes of a component": (
         ("TRACE", "--component", "full:device_tokens=4GB"),
-        "option device_tokens='4GB' is a size in bytes; give tokens",
+        "option device_tokens='4GB' is a size in bytes; give the tokens of this component, such "
+        "as '4M'; bytes are those of all components together: setting device_tokens of the cache",
     ),
     "more than the machine": (
         ("TRACE", "--component", LLAMA, "--device-tokens", "10M", "--host-tokens", "40M"),

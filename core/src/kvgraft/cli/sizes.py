@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kvgraft.sizes import is_nbytes, parse_nbytes, parse_tokens
+from kvgraft.sizes import is_nbytes, parse_nbytes, parse_pool_tokens, parse_tokens
 
 __all__ = ["ByteCount", "PoolSize", "TokenCount", "WholeNumber"]
 
@@ -55,7 +55,7 @@ class TokenCount(click.IntRange):
 class PoolSize(TokenCount):
     """A pool's size in tokens, or in bytes such as `40GB`, which stays as it is for the cache."""
 
-    name = "size"
+    name = "tokens|bytes"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number of tokens, or the size in bytes as it was given.
@@ -64,6 +64,9 @@ class PoolSize(TokenCount):
             click.BadParameter: it is neither, or out of range.
         """
         return value if is_nbytes(value) else super().convert(value, param, ctx)
+
+    def _parse(self, text: str) -> int:
+        return parse_pool_tokens(text)
 
 
 class ByteCount(TokenCount):

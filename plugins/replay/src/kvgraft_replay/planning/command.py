@@ -44,7 +44,7 @@ __all__ = ["plan"]
 class SizeList(PoolSize):
     """Sizes with commas between them, such as `40GB,80GB`."""
 
-    name = "sizes"
+    name = "size,..."
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Each size, once.
@@ -58,7 +58,11 @@ class SizeList(PoolSize):
         return list(dict.fromkeys(sizes))
 
 
-@click.command()
+SHORT = {"device": "device-tokens", "host": "host-tokens"}
+"""Options that may be given without their last word: no torch device is used here."""
+
+
+@click.command(context_settings={"token_normalize_func": lambda word: SHORT.get(word, word)})
 @workload_options
 @click.option(
     "--model",
@@ -79,19 +83,19 @@ class SizeList(PoolSize):
     help="Keys and values take one byte an element; states stay as they are.",
 )
 @click.option(
-    "--device",
+    "--device-tokens",
     "devices",
     type=SizeList(min=1),
     required=True,
-    help="Sizes of all device pools together, such as 40GB,80GB, or tokens, such as 4M.",
+    help="Device pool sizes: tokens, such as 4M,8M, or bytes of all components, such as 40GB,80GB.",
 )
 @click.option(
-    "--host",
+    "--host-tokens",
     "hosts",
     type=SizeList(min=0),
     default="0",
     show_default=True,
-    help="Sizes of all host mirrors together; each is replayed with each device size.",
+    help="Host mirror sizes, as for the device; each is replayed with each device size.",
 )
 @click.option(
     "--one-budget",
@@ -102,7 +106,7 @@ class SizeList(PoolSize):
 @click.option(
     "--target",
     type=click.FloatRange(0, 100, min_open=True),
-    help="A hit rate in percent: find the smallest sizes that reach it, between those of --device.",
+    help="A hit rate in percent: find the smallest sizes that reach it, between those given.",
 )
 @click.option(
     "--growth/--no-growth",
@@ -129,9 +133,9 @@ class SizeList(PoolSize):
 def plan(path: Path | None, **options: Any) -> None:
     """Find the sizes of pools for a trace and a model.
 
-    Replays PATH, a trace as for `kvgraft replay`, at every size of --device with every size of
-    --host, without taking the pools' memory. Exits with 1 if memory ran out in a replay or a
-    ledger did not balance.
+    Replays PATH, a trace as for `kvgraft replay`, at every size of --device-tokens with every
+    size of --host-tokens, without taking the pools' memory. Exits with 1 if memory ran out in a
+    replay or a ledger did not balance.
     """
     targets = open_targets(options, path)
     components = _components(options)
