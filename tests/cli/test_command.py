@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,28 @@ def test_every_option_of_a_subcommand_is_explained() -> None:
         assert re.search(r"\s{2,}[A-Z].*\.|\[", entry), f"no explanation: {entry}"
 
 
+WITHOUT_TORCH = """
+import sys
+from kvgraft.cli.app import cli
+
+for arguments in [[each, "--help"] for each in cli.list_commands(None)] + [
+    ["--version"], ["--help"], ["components"], ["components", "--json"]
+]:
+    try:
+        cli(arguments)
+    except SystemExit as ended:
+        assert ended.code == 0
+    print(arguments, "imported torch:", "torch" in sys.modules, file=sys.stderr)
+"""
+
+
+def test_help_and_lists_import_no_torch() -> None:
+    """Contract: P2. Seconds are waited for, otherwise."""
+    lines = run(sys.executable, "-c", WITHOUT_TORCH).stderr.splitlines()
+    assert len(lines) >= 10
+    assert [line for line in lines if not line.endswith("imported torch: False")] == []
+
+
 def test_version_is_that_of_the_package() -> None:
     assert run_forked(KVGRAFT, "--version").stdout == f"kvgraft, version {kvgraft.__version__}\n"
 
@@ -48,9 +71,7 @@ def test_no_subcommand_and_a_wrong_one_exit_with_2() -> None:
 
 
 def test_components_are_listed_with_their_declarations() -> None:
-    rows = {
-        row["name"]: row for row in json.loads(run_forked(KVGRAFT, "components", "--json").stdout)
-    }
+    rows = listed(run_forked(KVGRAFT, "components", "--build", "--json"))
     assert rows.keys() >= {"full", "swa", "mamba", "hisparse"}
     assert {
         name: (row["distribution"], row["kind"], row["home"], row["reach"])
@@ -66,11 +87,16 @@ def test_components_are_listed_with_their_declarations() -> None:
     assert all(row["api"] == "1.0" for row in rows.values())
 
 
-def test_the_table_shows_the_same_components() -> None:
-    table = run_forked(KVGRAFT, "components", COLUMNS="160").stdout
-    for row in json.loads(run_forked(KVGRAFT, "components", "--json").stdout):
+@pytest.mark.parametrize(("options", "shown"), [([], "summary"), (["--build"], "reach")])
+def test_the_table_shows_the_same_components(options: list[str], shown: str) -> None:
+    table = run_forked(KVGRAFT, "components", *options, COLUMNS="160").stdout
+    for row in listed(run_forked(KVGRAFT, "components", *options, "--json")).values():
         assert row["distribution"] in table
-        assert str(row["reach"]) in table
+        assert str(row[shown]) in table
+
+
+def listed(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    return {row["name"]: row for row in json.loads(done.stdout)}
 
 
 def test_a_reader_that_goes_away_is_no_error() -> None:
@@ -139,7 +165,7 @@ SHOWN = "[0, 16) + [floor((b-1)/8192)*8192, b)"
 
 
 def test_a_table_in_a_pipe_is_as_wide_as_its_content(tmp_path: Path) -> None:
-    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components", COLUMNS=None).stdout
+    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components", "--build", COLUMNS=None).stdout
     (row,) = (line for line in table.splitlines() if "thrown" in line)
     assert [cell.strip() for cell in row.strip("│").split("│")] == [
         *("thrown", "kvgraft-thrown 2.1", "1.0", SHOWN, "-", "ok")
@@ -148,7 +174,11 @@ def test_a_table_in_a_pipe_is_as_wide_as_its_content(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("columns", [30, 40, 80])
 def test_a_narrow_table_keeps_name_reach_and_status_whole(tmp_path: Path, columns: int) -> None:
-    table = shelved(tmp_path, reach=LONG).run(KVGRAFT, "components", COLUMNS=str(columns)).stdout
+    table = (
+        shelved(tmp_path, reach=LONG)
+        .run(KVGRAFT, "components", "--build", COLUMNS=str(columns))
+        .stdout
+    )
     assert "…" not in table
     lines = table.splitlines()
     assert max(map(len, lines)) <= columns
@@ -171,15 +201,13 @@ def test_a_component_that_cannot_be_built_is_listed_with_the_reason(
     tmp_path: Path, case: dict[str, Any], reason: str
 ) -> None:
     shelf = shelved(tmp_path, **case)
-    rows = {
-        row["name"]: row for row in json.loads(shelf.run(KVGRAFT, "components", "--json").stdout)
-    }
+    rows = listed(shelf.run(KVGRAFT, "components", "--build", "--json"))
     assert rows["thrown"]["status"].startswith(
         f"cannot be built with its default options: {reason}"
     )
     assert rows["thrown"]["reach"] is None
     assert rows["full"]["status"] == "ok"
-    printed = shelf.run(KVGRAFT, "components").stdout
+    printed = shelf.run(KVGRAFT, "components", "--build").stdout
     assert f"thrown: {rows['thrown']['status']}" in printed
     assert re.search("thrown .* broken", printed)
 

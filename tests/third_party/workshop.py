@@ -71,8 +71,8 @@ class Workshop(Environment):
         return wheel
 
     def listed(self) -> dict[str, dict[str, Any]]:
-        """The output of `kvgraft components`, by name."""
-        rows = json.loads(self.succeeds("kvgraft components --json", self.directory))
+        """The output of `kvgraft components --build`, by name."""
+        rows = json.loads(self.succeeds("kvgraft components --build --json", self.directory))
         return {row["name"]: row for row in rows}
 
     def replayed(self, component: str, cwd: Path) -> dict[str, Any]:

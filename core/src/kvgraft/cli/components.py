@@ -22,6 +22,7 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "name": lambda row: str(row["name"]),
     "distribution": lambda row: f"{row['distribution'] or '-'} {row['version'] or ''}".strip(),
     "API": lambda row: row["api"] or "-",
+    "about": lambda row: row["summary"] or "-",
     "reach": lambda row: row["reach"] or "-",
     "capabilities": lambda row: "\n".join(row["capabilities"]) or "-",
     "status": lambda row: "ok" if row["status"] == "ok" else "broken",
@@ -36,11 +37,17 @@ POOLS = ((1, 1), (64, 4096), (128, 4096))
 
 
 @click.command()
+@click.option(
+    "--build",
+    is_flag=True,
+    help="Build each with its default options: its reach, and whether it can be built. Loads "
+    "torch, which takes seconds.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON list instead of a table.")
-def components(*, as_json: bool) -> None:
+def components(*, build: bool, as_json: bool) -> None:
     """List the installed component packages."""
     found = discover()
-    rows = [describe(each) for each in found]
+    rows = [describe(each, build=build) for each in found]
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
@@ -48,15 +55,15 @@ def components(*, as_json: bool) -> None:
         click.echo("no component is installed; install a component package beside kvgraft")
         return
     console = OutputConsole()
-    console.print(_table(rows, console))
+    console.print(_table(rows, console, "about" if build else "reach"))
     for row in rows:
         if row["status"] != "ok":
             console.print(f"{row['name']}: {row['status']}", style="red", soft_wrap=True)
 
 
-def _table(rows: list[dict[str, object]], console: OutputConsole) -> Table:
-    """As many columns as the terminal holds, the most telling ones; nothing is cut (`--json`)."""
-    columns = list(COLUMNS)
+def _table(rows: list[dict[str, object]], console: OutputConsole, without: str) -> Table:
+    """As many columns as the terminal holds, without one; nothing is cut (`--json`)."""
+    columns = [column for column in COLUMNS if column != without]
     table = _of(columns, rows)
     console.widen(table)
     for column in LESS_TELLING:
@@ -77,8 +84,8 @@ def _of(columns: list[str], rows: list[dict[str, object]]) -> Table:
     return table
 
 
-def describe(found: Found) -> dict[str, object]:
-    """One row of the list; the reach is that of the default options."""
+def describe(found: Found, *, build: bool) -> dict[str, object]:
+    """One row of the list; with `build` also the reach, that of the default options."""
     row: dict[str, object] = {
         "name": found.name,
         "distribution": found.distribution,
@@ -100,11 +107,12 @@ def describe(found: Found) -> dict[str, object]:
             capabilities=sorted(declaration.capabilities),
             summary=declaration.summary,
         )
-        try:
-            row["reach"] = str(default_shape(found.plugin).reach)
-        except KvgraftError as error:
-            reason = error.reason if isinstance(error, PluginError) else str(error)
-            row["status"] = f"cannot be built with its default options: {reason}"
+        if build:
+            try:
+                row["reach"] = str(default_shape(found.plugin).reach)
+            except KvgraftError as error:
+                reason = error.reason if isinstance(error, PluginError) else str(error)
+                row["status"] = f"cannot be built with its default options: {reason}"
     return row
 
 
