@@ -364,3 +364,18 @@ def test_a_call_refused_for_its_key_takes_no_component_lock(end: str, mode: Guar
     getattr(scene.cache, end)(request)
     scene.close()
     assert not scene.window.segments
+
+
+def test_a_client_that_left_while_its_request_waited_is_not_waited_for() -> None:
+    scene = Scene()
+    scene.computed(range(900, 932))
+    gone = TokenKey(range(2000, 2040))  # a conversation, which the engine keeps
+    for turn in range(2):
+        request = scene.cache.begin(gone)
+        assert scene.cache.admit(request).outcome is Outcome.DEFERRED
+        scene.cache.abort(request)
+        for number in range(40):
+            request = scene.cache.begin(TokenKey([number] * 4))
+            assert scene.cache.admit(request).admitted
+            scene.cache.abort(request)
+        gone.extend([turn])

@@ -124,6 +124,24 @@ def test_data_that_is_next_meanwhile_goes_before_what_is_above_the_reserve(why: 
         assert pages_on(cache, turns, "full", Tier.HOST) == [6, 7]
 
 
+def test_data_above_that_has_a_place_of_its_own_in_the_order_is_not_copied_ahead() -> None:
+    with opened() as cache:
+        server = Server(cache)
+        server.serve(prompt(0, n_pages=4))
+        request = server.begin([*prompt(0, n_pages=4), *prompt(1, n_pages=1)])
+        assert server.admit(request).admitted
+        server.prefill(request)
+        cache.finish(request, priority=-8)
+        for number in range(10, 17):
+            server.serve(prompt(number))
+        server.serve(prompt(17, n_pages=8))
+        cache.poll()
+        cache.drain()
+        assert pages_on(cache, prompt(0, n_pages=4), "full", Tier.HOST) == []
+        fill_reserve(cache)
+        cache.check_integrity()
+
+
 def test_data_that_is_used_again_leaves_the_reserve() -> None:
     with opened() as cache:
         server = filled(cache)

@@ -32,7 +32,24 @@ SPARE_PAGES = 2
 """Pages by which a default demand may exceed the request's actual need: slack and rounding."""
 
 MOST_OVERTAKEN = 32
-"""How often later requests may be admitted before one that waits: many times the line's bound."""
+"""How often one that waits may ask in vain and be passed: many times the line's bound."""
+
+
+class Place:
+    """The place in line of a key that was deferred.
+
+    Attributes:
+        arrived: its number in the order of arrival.
+        n_tokens: its length; with another one it is a new request's.
+        passed: whether a later one was admitted since it asked.
+        times: how often it asked again after that, and was deferred.
+    """
+
+    __slots__ = ("arrived", "n_tokens", "passed", "times")
+
+    def __init__(self, arrived: int, n_tokens: int) -> None:
+        self.arrived, self.n_tokens = arrived, n_tokens
+        self.passed, self.times = False, 0
 
 
 class Promises:
@@ -52,7 +69,7 @@ class Promises:
         }
         self.follows = True
         # A key is forgotten with the engine's last reference to it: it comes no more.
-        self._waiting: WeakKeyDictionary[TokenKey, tuple[int, int]] = WeakKeyDictionary()
+        self._waiting: WeakKeyDictionary[TokenKey, Place] = WeakKeyDictionary()
         self._arrived: WeakKeyDictionary[TokenKey, int] = WeakKeyDictionary()
         self._arrivals = 0
         self._asked: set[int] = set()
@@ -220,32 +237,40 @@ class Promises:
         return arenas.could_hold(shortage.component, self.cache.budget.needs(request))
 
     def _check_line(self, request: Request, decision: Decision) -> None:
-        """Count the requests admitted before a waiting one (A13)."""
+        """Count how often a request that waits asks in vain after others passed it (A13).
+
+        One whose client left asks no more, though the engine keeps its key.
+        """
         key = request.key
         self._asked.add(id(request))
+        place = self._waiting.get(key)
+        if place is not None and place.n_tokens != key.n_tokens:
+            del self._waiting[key], self._arrived[key]
+            place = None
         mine = self._arrived.get(key)
         if mine is None:
             self._arrivals += 1
             mine = self._arrived[key] = self._arrivals
         if decision.outcome is Outcome.DEFERRED:
-            self._waiting.setdefault(key, (mine, 0))
+            if place is None:
+                place = self._waiting[key] = Place(mine, key.n_tokens)
+            place.times += place.passed
+            place.passed = False
+            if place.times > MOST_OVERTAKEN:
+                del self._waiting[key]
+                raise ContractViolation(
+                    "A13",
+                    None,
+                    f"a request of {key.n_tokens} tokens waits: {place.times} times it asked again "
+                    "after one that came later was admitted",
+                )
             return
         self._waiting.pop(key, None)
         if decision.outcome is Outcome.NEVER_FITS:
             self._arrived.pop(key, None)
             return
-        for other, (arrived, overtaken) in list(self._waiting.items()):
-            if arrived >= mine:
-                continue
-            self._waiting[other] = (arrived, overtaken + 1)
-            if overtaken + 1 > MOST_OVERTAKEN:
-                del self._waiting[other]
-                raise ContractViolation(
-                    "A13",
-                    None,
-                    f"a request of {other.n_tokens} tokens waits and {overtaken + 1} that came "
-                    "later were admitted",
-                )
+        for other in self._waiting.values():
+            other.passed = other.passed or other.arrived < mine
 
     def ended(self, request: Request) -> None:
         """A request that had run is over; if its key comes again, it comes last in line."""

@@ -14,7 +14,7 @@ from kvgraft.tree import eviction, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.lifetimes import EXPIRED
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import CLEAN, ON_DEVICE, Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction
 
@@ -127,13 +127,16 @@ class CleanReserve:
         """The victim above an entry of the reserve, where it leaves right behind that.
 
         A node that is a leaf once the one below has left inherits its place in the order, unless it
-        was used later itself.
+        was used later itself, or has a place of its own there.
         """
         if below is None or not component.is_prefix_closed:
             return None
         stamp, node = below
         above = node.parent
-        if above is None or above.parent is None or above.cells[component.index].stamp > stamp:
+        if above is None or above.parent is None:
+            return None
+        cell = above.cells[component.index]
+        if cell.stamp > stamp or cell.queued & (ON_DEVICE | CLEAN):
             return None
         victim = eviction.victim_at(self.tree, above, component, below=1)
         return None if victim is None else _Next(stamp, victim)

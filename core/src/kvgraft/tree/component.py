@@ -287,17 +287,17 @@ class TreeComponent:
         return self._take(self.device_queue, ON_DEVICE)
 
     def keep_clean(self, node: Node, stamp: int) -> None:
-        """Enter a node in the clean reserve, as the last to go, if it is in no queue that counts.
+        """Enter a node in the clean reserve, as the last to go.
 
         Args:
-            node: taken off its queue, or above one that was.
+            node: taken off its queue, or above one that was and not entered in one itself.
             stamp: its cell's, or of the node below: it inherits that when the node below leaves.
         """
         cell = node.cells[self.index]
-        if not cell.queued & (ON_DEVICE | CLEAN):
-            self.clean.enter(stamp, node, self.n_slots(node))
-            cell.queued |= CLEAN
-            self.entries[CLEAN] += 1
+        assert not cell.queued & (ON_DEVICE | CLEAN)
+        self.clean.enter(stamp, node, self.n_slots(node))
+        cell.queued |= CLEAN
+        self.entries[CLEAN] += 1
 
     def _take_clean(self) -> Node | None:
         """The first entry of the clean reserve that was not used since, taken off."""
