@@ -147,16 +147,11 @@ class Naming:
             node.names = PageNames(bytearray(b"" if node.end else self._root_hash(node)))
         return node.names
 
-    def is_named(self, node: Node) -> bool:
-        """Whether the hashes of all of a node's pages are known."""
-        if node.names is None:
-            return False
-        return len(node.names.hashes) >= (node.end - node.start) * HASH_NBYTES
-
     def name(self, node: Node) -> Iterator[None]:
         """Hash the pages without a hash on the path from a node's root to it, a block at a time.
 
-        Nodes may be split and leave the tree between two blocks.
+        Nodes may be split and leave the tree between two blocks. After the last one the node and
+        all parts that it was split into have names, or it has left the tree.
 
         Raises:
             ConfigError: its namespace has no canonical bytes.
@@ -164,13 +159,13 @@ class Naming:
         stack = [node]
         while stack:
             top = stack[-1]
-            if self.is_named(top):
+            if top.is_named:
                 stack.pop()
             elif top.parent is None:
                 if top.end:
                     return  # it left the tree
                 self.of(top)
-            elif not self.is_named(top.parent):
+            elif not top.parent.is_named:
                 stack.append(top.parent)
             else:
                 names = self.of(top)
@@ -238,8 +233,9 @@ class Naming:
         """Recompute the hashes of every node that has some; O(pages).
 
         Raises:
-            IntegrityError: a node has others than its tokens and namespace give (S8, T10), or two
-                pages of one name follow different prefixes (S8, T11).
+            IntegrityError: a node has others than its tokens and namespace give (S8, T10), or some
+                behind pages without any (T10), or two pages of one name follow different prefixes
+                (S8, T11).
         """
         size = self.tree.page_bytes
         first_of: dict[bytes, Node] = {}
@@ -264,6 +260,11 @@ class Naming:
                     held = len(node.names.hashes) // HASH_NBYTES
                     raise IntegrityError(
                         "S8", None, f"{node!r} has {held} page hashes that are not its tokens'"
+                    )
+                named = node.names is not None and node.names.hashes
+                if named and parent.parent is not None and not parent.is_named:
+                    raise IntegrityError(
+                        "T10", None, f"{node!r} has page hashes, and {parent!r} lacks some"
                     )
                 stack.extend((node, child) for child in node.each_child())
 

@@ -30,7 +30,7 @@ __all__ = ["Prefetch", "Prefetching"]
 
 
 COMPARED_NBYTES = 1 << 19
-"""Bytes of two sequences that are compared in one step."""
+"""Bytes of two sequences that are compared in one step, but at least a page."""
 
 
 class _Told(NamedTuple):
@@ -448,7 +448,8 @@ class Prefetching:
         tree, mine, its = self.context.tree, prefetch.key.data, fetch.key.data
         whole = min(len(mine), fetch.asked * tree.page_bytes)
         start = min(prefetch.agreed_nbytes, whole)
-        end = whole if mine is its else min(start + COMPARED_NBYTES, whole)
+        step = max(COMPARED_NBYTES, tree.page_bytes)
+        end = whole if mine is its else min(start + step, whole)
         end -= end % tree.page_bytes
         agreed = end
         if mine is not its:

@@ -316,13 +316,12 @@ class Storing(TreeObserver):
     def _send_next(self, nodes: list[_Waiting]) -> Generator[None, None, None]:
         """Hash pages without names, a block at a time; then ask for the heads, or send."""
         naming, client = self.context.naming, self.context.client
-        for each in nodes:
-            while any(not naming.is_named(part) for part in each.parts):
-                try:
-                    yield from naming.name(each.node)
-                except ConfigError:
-                    self.counts["dropped, namespace without a name"] += len(nodes)
-                    return
+        try:
+            for each in nodes:
+                yield from naming.name(each.node)
+        except ConfigError:
+            self.counts["dropped, namespace without a name"] += len(nodes)
+            return
         if client.evicts:
             while nodes and not sum(self._offer(part) for part in nodes[0].parts):
                 self.counts["dropped, evicted first"] += nodes[0].node.parent is None

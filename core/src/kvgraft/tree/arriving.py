@@ -16,7 +16,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import HASH_BYTES, TokenKey
-from kvgraft.tree.node import Node, PageNames
+from kvgraft.tree.node import Node
 from kvgraft.tree.operations import holds_up, parent_on_host
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
@@ -85,6 +85,9 @@ def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) ->
             covered = _coverage_end(tree, arrival, child.start, min(child.end, known))
             if covered < child.end:
                 child = tree.split(child, covered)
+        if not child.is_named:
+            first, last = child.start - arrival.first, child.end - arrival.first
+            child.take_names(arrival.hashes[first * HASH_BYTES : last * HASH_BYTES])
         taken = sum([_adopt(tree, child, component, arrival) for component in tree.components])
         if taken:
             _note_stored(tree, child, arrival)
@@ -152,11 +155,8 @@ def _may_hang(tree: Tree, node: Node, component: TreeComponent) -> bool:
 
 def _note_stored(tree: Tree, node: Node, arrival: Arrival) -> None:
     """Mark data that came from a store as stored."""
-    if node.names is None:
-        first, end = node.start - arrival.first, node.end - arrival.first
-        with memoryview(arrival.hashes) as hashes:
-            node.names = PageNames(bytearray(hashes[first * HASH_BYTES : end * HASH_BYTES]))
     names = node.names
+    assert names is not None
     if names.store != arrival.store:
         names.store, names.stored = arrival.store, 0
     for component, cell in zip(tree.components, node.cells):

@@ -16,7 +16,7 @@ from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
-from kvgraft.tree.node import Node, PageNames
+from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
@@ -232,20 +232,30 @@ def _grow(
     for stop in [*sorted(points), end] if points else (end,):
         edge = bytes(memoryview(key.data)[start * page_bytes : stop * page_bytes])
         node = tree.new_node(edge, node, start, stop)
-        if key.hashed is not None:
-            hashes = key.page_hashes(tree, start, stop)
-            if hashes:
-                node.names = PageNames(bytearray(hashes))
         tree.link(node)
         for component, holding in zip(tree.components, holdings):
             node.cells[component.index].stamp = tree.clock
             _adopt(tree, node, component, holding)
         grown.append(node)
         start = stop
+    if key.hashed is not None:
+        _name(tree, node, key)
     for each in grown:  # once all are there: before, each was the last
         tree.queue_candidates(each)
     gained += grown
     return node
+
+
+def _name(tree: Tree, node: Node, key: TokenKey) -> None:
+    """Give a node, and those before it, the names that the key has, without a gap."""
+    path: list[Node] = []
+    above: Node | None = node
+    while above is not None and above.parent is not None and not above.is_named:
+        path.append(above)
+        above = above.parent
+    for each in reversed(path):
+        if not each.take_names(key.page_hashes(tree, each.start, each.end)):
+            break
 
 
 def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Holding]) -> None:

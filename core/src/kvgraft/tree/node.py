@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from kvgraft.compiled import mypyc_attr
+from kvgraft.tree.keys import HASH_BYTES
 from kvgraft.types import PointKind
 from kvgraft.untracked import untrack
 
@@ -130,7 +131,8 @@ class Node:
         points: the resume points on its pages: a byte for each page up to the last point, 0 or the
             code of its kind. Nearly every node has one, and this is no object that the garbage
             collector follows.
-        names: its pages' names in STORAGE; None until they are asked for.
+        names: its pages' names in STORAGE; None until they are asked for. It has none as long as a
+            page before it has none.
         tenant: whose data it is, as an index of `TreeComponent.devices`.
     """
 
@@ -202,6 +204,28 @@ class Node:
             kind = KINDS[code]
             if kind is not None:
                 yield page, kind
+
+    @property
+    def is_named(self) -> bool:
+        """Whether the hashes of all of its pages are known, and so those of all pages before."""
+        names = self.names
+        return names is not None and len(names.hashes) >= (self.end - self.start) * HASH_BYTES
+
+    def take_names(self, hashes: bytes | bytearray) -> bool:
+        """Note the hashes of its first pages, where those of the pages before are known.
+
+        Returns:
+            Whether all of its pages have one now.
+        """
+        above = self.parent
+        follows = above is None or above.parent is None or above.is_named
+        if not hashes or not follows:
+            return False
+        if self.names is None:
+            self.names = PageNames(bytearray(hashes))
+        elif len(hashes) > len(self.names.hashes):
+            self.names.hashes[:] = hashes
+        return self.is_named
 
     def __hash__(self) -> int:
         """By identity, as `==` is; a compiled class that has an order has no hash of its own."""
