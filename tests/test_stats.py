@@ -42,14 +42,18 @@ def test_hits_are_counted_in_tokens_and_in_every_component_s_slots(setup: Setup)
     with setup.open() as cache:
         serve(cache)
         cold = cache.stats()
-        assert cold.tokens == TokenStats(asked=33, device=0, host=0, storage=0, computed=33)
+        assert cold.tokens == TokenStats(
+            asked=33, device=0, host=0, storage=0, computed=33, recomputed=0
+        )
         assert {of.hits for of in cold.components.values()} == {SlotHits(0, 0, 0)}
 
         request = Server(cache).start(PROMPT)
         warm = cache.stats()
         reused = request.anchor_tokens
         assert reused
-        assert warm.tokens == TokenStats(asked=66, device=reused, host=0, storage=0, computed=33)
+        assert warm.tokens == TokenStats(
+            asked=66, device=reused, host=0, storage=0, computed=33, recomputed=0
+        )
         for component in cache.tree.components:
             pages = sum(len(range(*span)) for span in component.needed_pages(reused // 2))
             hits = SlotHits(pages * component.slots_per_page, 0, 0)
@@ -57,6 +61,30 @@ def test_hits_are_counted_in_tokens_and_in_every_component_s_slots(setup: Setup)
         assert (warm.requests.running, warm.requests.leased, warm.requests.admitted) == (1, 0, 2)
         expect_books(cache, warm)
         cache.abort(request)
+
+
+@pytest.mark.parametrize("again", ["restart", "retract"])
+def test_a_request_counts_once_and_what_it_lost_apart(again: str) -> None:
+    with Cache.open(["full"], page_size=16, device_tokens=512) as cache:
+        key = TokenKey(range(100))
+        request = cache.begin(key)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 64)
+        cache.computed(request, 64)
+        if again == "restart":
+            cache.restart(request)
+        else:
+            cache.retract(request)
+            cache.clear()
+            request = cache.begin(key)
+        assert cache.admit(request).admitted
+        tokens = cache.stats().tokens
+        assert (tokens.asked, tokens.reused, tokens.recomputed) == (100, 0, 64)
+        assert cache.stats().requests.admitted == 2
+        cache.finish(request)
+        next_turn = cache.begin(key)
+        assert cache.admit(next_turn).admitted
+        assert cache.stats().tokens.asked == 200, "a key of a request that finished counts again"
 
 
 def test_data_at_home_on_host_that_goes_along_with_a_state_is_no_victim() -> None:

@@ -450,7 +450,9 @@ class Cache:
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
         """`finish`, to be begun again later with the same key; returns the tokens cached."""
-        return self.finish(request, fence, Hint.CONTINUES)
+        tokens = self.finish(request, fence, Hint.CONTINUES)
+        request.key.counted = request.computed
+        return tokens
 
     def abort(self, request: Request) -> None:
         """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""
@@ -780,7 +782,14 @@ class Cache:
         stages = [each.stage for each in list(self.requests.values())]
         running = stages.count(ADMITTED)
         return CacheStats(
-            TokenStats(hits.asked, hits.device, hits.host, hits.storage, publisher.tokens),
+            TokenStats(
+                hits.asked,
+                hits.device,
+                hits.host,
+                hits.storage,
+                publisher.tokens,
+                hits.recomputed,
+            ),
             RequestStats(
                 leased=len(stages) - running,
                 running=running,

@@ -179,6 +179,7 @@ class Serving:
         if self.tracers is not None:
             self.tracers.tell("beginning", request.key)
         held, parts, prompt = request.receipt, request.parts, request.prompt
+        computed = request.computed
         request.prompt = max(prompt, request.key.n_tokens)
         self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
         try:
@@ -189,6 +190,8 @@ class Serving:
         request.total = max(request.total, request.prompt)
         if request.key_edits != request.key.edits:
             request.key_edits, request.skipped = request.key.edits, NO_POINTS
+        if request.stage is ADMITTED:
+            request.key.counted = computed
         request.stage = LEASED
         request.load_started = request.put_off = False
         self.rows.give_back(request)

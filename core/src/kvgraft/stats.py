@@ -33,8 +33,8 @@ __all__ = [
 class TokenStats(NamedTuple):
     """Tokens of prompts, and tokens computed.
 
-    A request counts when it is admitted, and again if it is admitted after a `restart` or after it
-    was retracted and begun again.
+    A request counts once: when it is admitted, and not again after a `restart`, or after it was
+    retracted and begun again with the same key.
 
     Attributes:
         asked: prompt tokens of admitted requests.
@@ -42,6 +42,8 @@ class TokenStats(NamedTuple):
         host: those that HOST had.
         storage: those that HOST had because STORAGE brought them for their request.
         computed: tokens computed, prompts' and decoded ones, also of requests that were aborted.
+        recomputed: those that requests had before they were retracted or restarted, and that were
+            no longer there.
     """
 
     asked: int
@@ -49,6 +51,7 @@ class TokenStats(NamedTuple):
     host: int
     storage: int
     computed: int
+    recomputed: int
 
     @property
     def reused(self) -> int:

@@ -49,17 +49,25 @@ NOTHING = Loaded(0, ())
 class HitCounts:
     """Hits since the cache was made.
 
+    A request's tokens count once, when it is first admitted; slots that it resumes from count each
+    time.
+
     Attributes:
         admitted: admissions counted.
-        asked: tokens of their prompts.
+        asked: tokens of the requests' prompts.
         device, host, storage: those of them that need not be computed, by tier.
+        recomputed: tokens that requests had when they were retracted or restarted, and had to
+            compute again.
     """
 
-    __slots__ = ("_anchors", "_slots", "_tree", "admitted", "asked", "device", "host", "storage")
+    __slots__ = (
+        *("_anchors", "_slots", "_tree"),
+        *("admitted", "asked", "device", "host", "recomputed", "storage"),
+    )
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self.admitted = self.asked = self.device = self.host = self.storage = 0
+        self.admitted = self.asked = self.device = self.host = self.storage = self.recomputed = 0
         self._slots = [[0, 0, 0] for _ in tree.components]
         self._anchors: dict[int, int] = {}
         """Hits by anchor in pages, whose slots are not counted yet: that is done in bulk."""
@@ -70,16 +78,25 @@ class HitCounts:
         O(1) where all of its prefix is on DEVICE, else O(nodes of the prefix).
         """
         self.admitted += 1
-        self.asked += request.prompt
-        if not request.anchor_tokens:
-            return NOTHING
-        device, anchors = request.device_tokens, self._anchors
-        self.device += device
-        pages = request.anchor_tokens // self._tree.page_size
-        anchors[pages] = anchors.get(pages, 0) + 1
-        if len(anchors) > ANCHORS_AT_ONCE:
-            self._count_anchors()
-        return NOTHING if device == request.anchor_tokens else self._count_loaded(request)
+        loaded, anchor = NOTHING, request.anchor_tokens
+        if anchor:
+            anchors, pages = self._anchors, anchor // self._tree.page_size
+            anchors[pages] = anchors.get(pages, 0) + 1
+            if len(anchors) > ANCHORS_AT_ONCE:
+                self._count_anchors()
+            if request.device_tokens != anchor:
+                loaded = self._count_loaded(request)
+        key = request.key
+        request.continues = key.counted >= 0
+        if request.continues:
+            self.recomputed += max(0, key.counted - anchor)
+            key.counted = -1
+        else:
+            self.asked += request.prompt
+            self.device += request.device_tokens
+            self.host += anchor - request.device_tokens - loaded.storage
+            self.storage += loaded.storage
+        return loaded
 
     def _count_anchors(self) -> None:
         """Count the slots that the hits so far needed, as if all had been on DEVICE."""
@@ -104,8 +121,6 @@ class HitCounts:
         size, anchor = tree.page_size, request.anchor_tokens
         start = max(request.device_tokens, fetched.start * size)
         storage = max(0, min(anchor, fetched.end * size) - start)
-        self.host += anchor - request.device_tokens - storage
-        self.storage += storage
         plans = load_plan(request.receipt, tree.components)
         loaded: list[tuple[int, SlotHits]] = []
         for part, nodes, counts in zip(request.parts, plans, self._slots):
@@ -144,6 +159,9 @@ class TenantHitCounts(HitCounts):
         loaded = HitCounts.count(self, request)
         at = request.root.tenant
         admitted, asked, device, host, storage = self._of_tenants[at]
+        if request.continues:
+            self._of_tenants[at] = TenantTokens(admitted + 1, asked, device, host, storage)
+            return loaded
         behind = request.anchor_tokens - request.device_tokens
         self._of_tenants[at] = TenantTokens(
             admitted + 1,

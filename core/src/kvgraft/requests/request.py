@@ -124,6 +124,7 @@ class Request:
         left: boundaries in pages whose states it left behind, where no resume point is.
         last_point: the deepest of `points` it has passed.
         last_left: the deepest of `left` it has passed.
+        continues: whether it goes on, once it is admitted, after it was retracted or restarted.
         cache_mark: an object of its cache alone; not the cache, which a request kept after its end
             would keep as well.
         root: its namespace's root, which stays while it runs.
@@ -156,6 +157,7 @@ class Request:
         "checkpoints",
         "chunk",
         "computed",
+        "continues",
         "device_tokens",
         "fetched",
         "hint",
@@ -199,6 +201,7 @@ class Request:
         self.key_edits = key.edits
         self.namespace = key.namespace
         self.load_started = False
+        self.continues = False
         self.row = -1
         self.prompt = prompt
         self.total = total

@@ -255,6 +255,7 @@ class TokenKey:
 
     __slots__ = (
         "__weakref__",
+        "counted",
         "data",
         "edits",
         "hashed",
@@ -283,6 +284,8 @@ class TokenKey:
         """Hashes that its pages need not be given again."""
         self.sums: list[int] = []
         """Checksums of its prefixes, as far as an eviction policy asked for them."""
+        self.counted = -1
+        """Tokens that a request had when it was retracted or restarted, to go on later; else -1."""
         self.extend(tokens)
 
     def extend(self, tokens: Tokens) -> None:

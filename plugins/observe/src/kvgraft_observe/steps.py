@@ -114,7 +114,7 @@ class Steps(Tracer):
         wait = self._waiting.pop(request.key, None)
         if wait is not None:
             self._sink.record(ADMISSION_WAIT, self._clock() - wait.since)
-        if self._every:
+        if self._every and not request.continues:
             if self._admitted % self._every == 0:
                 for outcome in outcomes(self.cache, request):
                     self._sink.count(outcome)
