@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from kvgraft import Cache, Direction, TokenKey, TransferError, WritePolicy
+from kvgraft import Cache, Direction, LeaseError, TokenKey, TransferError, WritePolicy
 from kvgraft.admission import Decision, Outcome, promises
 from kvgraft.admission.demand import default_demand
 from kvgraft.admission.promises import Budget
@@ -15,6 +16,7 @@ from kvgraft.requests.page_slots import PageSlots
 from kvgraft.requests.parts import Part
 from kvgraft.requests.request import Request
 from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.stepping import Batch, Stepper
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
@@ -127,6 +129,31 @@ def a_namespace_in_the_tree_of_another(put: Patch) -> None:
     put.into(scene.cache.tree, root=lambda self, namespace: root(self, None))
     scene.cached(PROMPT)
     scene.cache.begin(TokenKey(LONGER, "tenant"))
+
+
+@breaks("T11")
+def a_key_of_two_running_requests(put: Patch) -> None:
+    scene = Scene()
+    put.into(scene.cache.serving, _expect_free=lambda self, key, call: None)
+    key = TokenKey(PROMPT[:8])
+    requests = [scene.cache.begin(key) for _ in range(2)]
+    with suppress(LeaseError):
+        for request in requests:
+            scene.cache.admit(request)
+
+
+@breaks("T11")
+def tokens_of_a_step_behind_others(put: Patch) -> None:
+    scene = Scene(plain=True)
+
+    def anywhere(self: Stepper, batch: Batch) -> None:
+        batch.keys = [request.key.data for request in batch.requests]
+
+    put.into(scene.cache.stepper, _expect_at_end=anywhere)
+    request = scene.computed(PROMPT[:8], reserve=8)
+    request.key.extend([1])
+    with suppress(LeaseError):
+        scene.cache.step([request], [1])
 
 
 @breaks("L3", "window")

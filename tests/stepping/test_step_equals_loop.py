@@ -119,7 +119,9 @@ def play(twins: Twins, call: tuple[Any, ...]) -> None:
     elif name == "step":
         which, n_tokens, rejects, named = given
         pairs = [pair for at, pair in enumerate(twins.running) if not which >> at & 1]
-        tokens = np.full((len(pairs), 1), 1 + n_tokens, np.int64) if named else None
+        tokens = None
+        if named and n_tokens:
+            tokens = np.full((len(pairs), 1), 1 + n_tokens, np.int64)
         twins.step(pairs, tokens, n_tokens, rejects=rejects)
     elif name == "passes":
         for _ in range(given[0]):

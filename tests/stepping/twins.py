@@ -97,6 +97,9 @@ class Twins:
         """One pass of some of them; of several tokens, the last one may be rejected."""
         given = [self.given[id(pair.looped)] for pair in pairs]
         noted = [n - 1 if rejects and n > 1 else n for n in given]
+        if tokens is not None:  # they go right behind the computed ones
+            for pair, n in zip(pairs, noted):
+                self._name(pair, n)
         step = self.stepped.step(
             [pair.stepped for pair in pairs],
             tokens,
@@ -183,10 +186,10 @@ class Twins:
             return
         self._prefill(pair)
 
-    def _name(self, pair: Pair) -> None:
-        """The keys get tokens that they lack."""
+    def _name(self, pair: Pair, n_more: int = 0) -> None:
+        """The keys get tokens that they lack, so many behind the computed ones included."""
         for request in pair:
-            request.key.extend([7] * max(0, request.computed - request.key.n_tokens))
+            request.key.extend([7] * max(0, request.computed + n_more - request.key.n_tokens))
 
     def end(self, pair: Pair, call: str) -> None:
         """It finishes, or is retracted: with the tokens of its last pass."""

@@ -19,6 +19,7 @@ One thread calls it. Nothing here waits, except write-back eviction and `drain`,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from functools import partial
 from inspect import iscoroutinefunction
 from types import TracebackType
@@ -68,7 +69,7 @@ from kvgraft.transfers.engine import expect_fence
 from kvgraft.tree.clearing import held_slots
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
-from kvgraft.tree.keys import TokenKey, expect_namespace
+from kvgraft.tree.keys import TokenKey, Tokens, expect_namespace
 from kvgraft.types import Direction, Namespaces, Tier
 
 if TYPE_CHECKING:
@@ -257,7 +258,8 @@ class Cache:
         At least one token is left to compute (M2). Nothing is allocated (M6).
 
         Args:
-            key: the prompt; the request appends to it while decoding.
+            key: the prompt; the request appends to it while decoding. It is the key of one running
+                request at a time.
             reserve: decode tokens to keep slots for.
             chunk: most tokens a prefill step computes; the whole prompt by default.
             prefetch: the prefetch started when the request was queued; pages that have not arrived
@@ -279,7 +281,8 @@ class Cache:
             ConfigError: no `TokenKey`, an empty one, a negative reservation or patience, a chunk
                 below one token, no hint of that name, no such priority or time, or a namespace that
                 storage has no name for.
-            LeaseError: the cache is closed, or the prefetch was cancelled or is none of this cache.
+            LeaseError: the cache is closed, a running request has this key, or the prefetch was
+                cancelled or is none of this cache.
         """
         prompt = expect_key(key).n_tokens
         if type(reserve) is not int or reserve < 0:
@@ -315,8 +318,54 @@ class Cache:
         another computes pages that it would resume from: `Decision.pending` names them. The next
         call matches again. Waiting holds no slots but the pins; only requests that were admitted
         are waited for, so none waits for one that waits (A8).
+
+        Raises:
+            LeaseError: another request runs with its key by now.
         """
         return self.serving.admit(request)
+
+    def fork(self, request: Request, tokens: Tokens = (), *, reserve: int | None = None) -> Request:
+        """Begin a request that goes on from a running one, on a key of its own: for n > 1.
+
+        What the running one has computed is shared first, as by `checkpoint`, so its tables may
+        name other slots afterwards. The new request resumes there: it computes what lies behind
+        the last boundary that could be shared, and its states are copies (M8). Admit it as any
+        other.
+
+        Args:
+            request: an admitted one, usually at the end of its prompt.
+            tokens: the new request's own, behind the tokens that the other's key has so far: the
+                one that it samples first.
+            reserve: decode tokens to keep slots for; by default as many as the other has left.
+
+        Returns:
+            A request of the same chunk, hint, priority and times to live.
+
+        Raises:
+            ConfigError: tokens that a key refuses, or a negative reservation.
+            LeaseError: the request is not admitted, the cache is closed, or `checkpoint` refuses
+                its key; nothing has changed.
+        """
+        if self.closed:
+            raise _closed()
+        self.serving.expect(request, ADMITTED)
+        key = copy(request.key)
+        key.extend(tokens)
+        if reserve is None:
+            reserve = max(0, request.total - key.n_tokens)
+        else:
+            reserve = expect_count("fork: reserve", reserve)
+        self.checkpoint(request)
+        priority, ttl_requests, ttl_s = request.wanted or (None, None, None)
+        return self.begin(
+            key,
+            reserve=reserve,
+            chunk=request.chunk,
+            hint=request.hint,
+            priority=priority,
+            ttl_requests=ttl_requests,
+            ttl_s=ttl_s,
+        )
 
     def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
         """Start the copies from HOST; return the transfers to wait for (R1 to R7).
@@ -507,7 +556,8 @@ class Cache:
             requests: admitted ones that are loaded back, each once; usually those that decode.
             tokens: the tokens of each that the next pass computes, `[n_requests]` or
                 `[n_requests, n]`: an array or a tensor on the CPU, as sampled in the last pass.
-                None where the engine extends the keys itself, then or later (see `computed`).
+                None where the engine extends the keys itself, then or later (see `computed`). Each
+                key ends at the tokens computed so far, those of the last pass included.
             n_tokens: tokens of the next pass, for each request: more than one where it verifies
                 drafts; 0 after the last pass, to note alone what was computed.
             n_computed: tokens of the last step whose data exists, one number or one per request; by
@@ -519,7 +569,8 @@ class Cache:
                 tokens than `max_requests` and `max_tokens`, or a fence that is none; nothing has
                 changed.
             LeaseError: a request that is not admitted or not loaded back, or is there twice, or
-                more computed tokens than slots; nothing has changed.
+                more computed tokens than slots, or tokens for a key that ends elsewhere: one whose
+                prompt is not computed, or that was extended, too; nothing has changed.
         """
         if self.closed:
             raise _closed()

@@ -39,6 +39,7 @@ from kvgraft.requests.uses import Uses
 from kvgraft.transfers import Fence, Journal, Transfer
 from kvgraft.transfers.engine import expect_fence
 from kvgraft.tree import pinning
+from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -67,6 +68,7 @@ class Serving:
     Attributes:
         mark: known to the cache and its requests, and to no other's.
         requests: those that have begun and not ended, by their `id()`.
+        running: those that are admitted, by the `id()` of their key.
         tracers: are told of every step; None if there are none.
         recorder: makes events; None while nobody reads any.
     """
@@ -74,6 +76,7 @@ class Serving:
     def __init__(self, cache: Any) -> None:
         self.mark = CacheMark(cache)
         self.requests: dict[int, Request] = cache.requests
+        self.running: dict[int, Request] = {}
         self.tracers: Tracers | None = None
         self.recorder: Recorder | None = None
         self.tree: Tree = cache.tree
@@ -96,6 +99,7 @@ class Serving:
     def begin(self, request: Request, prefetch: Prefetch | None) -> None:
         """Match the request's key, and pin the data found."""
         key = request.key
+        self._expect_free(key, "begin")
         request.root = root = self.tree.hold(key.namespace)
         try:
             if self.storage is not None:
@@ -123,6 +127,7 @@ class Serving:
     def admit(self, given: Any) -> Decision:
         """See `Cache.admit`."""
         request = self.expect(given, LEASED)
+        self._expect_free(request.key, "admit")
         if request.put_off or request.limited is CROWDED or not self._may_share(request):
             request.put_off = False
             self.leases.renew(request, self._limit(request))
@@ -142,6 +147,7 @@ class Serving:
                 self.recorder.hit(request, loaded)
             self.budget.open(request)
             request.stage = ADMITTED
+            self.running[id(request.key)] = request
         elif decision.outcome is DEFERRED and decision.pending is None:
             if self.arenas is not None:
                 self.arenas.wish(self.budget.needs(request))
@@ -192,6 +198,7 @@ class Serving:
             request.key_edits, request.skipped = request.key.edits, NO_POINTS
         if request.stage is ADMITTED:
             request.key.counted = computed
+        self._runs_no_more(request)
         request.stage = LEASED
         request.load_started = request.put_off = False
         self.rows.give_back(request)
@@ -306,6 +313,19 @@ class Serving:
             self.rows.touch(request.row)
         return request
 
+    def _expect_free(self, key: TokenKey, call: str) -> None:
+        """Refuse a key that another request runs with: each would append its tokens (T11)."""
+        if id(key) in self.running:
+            raise LeaseError(
+                f"{call}: {self.running[id(key)]!r} runs with this key, and a key is of one "
+                "running request; give a copy, copy.copy(key), or call fork"
+            )
+
+    def _runs_no_more(self, request: Request) -> None:
+        """Its key is free for others."""
+        if request.stage is ADMITTED:
+            del self.running[id(request.key)]
+
     def _may_share(self, request: Request) -> bool:
         """Whether its namespace was not cleared since it was matched."""
         cleared = self.tree.cleared
@@ -347,6 +367,7 @@ class Serving:
     def _end(self, request: Request) -> None:
         """The request is over: give up everything it holds."""
         self._give_up(request.parts)
+        self._runs_no_more(request)
         request.stage, request.waits = CLOSED, []
         self.rows.give_back(request)
         del self.requests[id(request)]

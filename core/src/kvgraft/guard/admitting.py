@@ -147,6 +147,7 @@ class Admitting:
                 self._check_demand(request, component)
             watched.promises.check_demands(request)
             if decision.admitted:
+                self._check_key_is_its_own(request)
                 watched.promises.check_decision(request, decision)
                 self._check_promises(request, was, now)
                 return
@@ -169,6 +170,12 @@ class Admitting:
             watched.promises.check_decision(request, decision)
 
         return after
+
+    def _check_key_is_its_own(self, request: Request) -> None:
+        """No other request that runs would append its tokens to the key (T11)."""
+        for each in self.watched.cache.requests.values():
+            if each.key is request.key and each.stage is ADMITTED and each is not request:
+                raise ContractViolation("T11", None, f"{request!r} has the key of {each!r}")
 
     def _skipped(self) -> int:
         return sum(self.watched.cache.points.skipped.values())

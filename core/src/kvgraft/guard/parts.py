@@ -32,6 +32,7 @@ from kvgraft.requests.stepping import Batch, Step, Stepper
 from kvgraft.storage_tier import StorageTier
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent
+from kvgraft.tree.keys import TOKEN_BYTES
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
@@ -181,8 +182,21 @@ class GuardedStepper(_Guarded, Stepper):
         if self.guard is not None:
             for request in self.guard.chosen:
                 self.rows.check_row(request)
+                if batch.tokens is not None and all(each is not request for each in step.refused):
+                    _check_end(request, len(batch.tokens) // TOKEN_BYTES // len(batch.requests))
             self.guard.chosen = []
         return step
+
+
+def _check_end(request: Request, n_tokens: int) -> None:
+    """A step appended tokens right behind the computed ones (T11)."""
+    if request.key.n_tokens != request.computed + n_tokens:
+        raise ContractViolation(
+            "T11",
+            None,
+            f"a step appended {n_tokens} tokens to a key that holds {request.key.n_tokens} now, "
+            f"behind {request.computed} computed ones",
+        )
 
 
 class GuardedPartsFactory(PartsFactory):

@@ -19,7 +19,8 @@ GUARDED: dict[str, str] = {
     "T8": "Every ledger balances after every operation; it equals the tree at every full check.",
     "T9": "A request's slots change only in its own operations; one owner by every full check.",
     "T10": "A split cuts the node's data and keeps the rest; transfers are shared out.",
-    "T11": "A match is anchored in its own namespace's tree.",
+    "T11": "A match is anchored in its own namespace's tree; a key is of one running request, and "
+    "steps append tokens right behind the computed ones.",
     "M1": "The anchor is the deepest that a brute-force search finds, or a reason for less holds.",
     "M2": "The anchor is page aligned and leaves a token to compute.",
     "M3": "The device anchor is the deepest boundary all reaches accept from DEVICE alone.",

@@ -29,7 +29,7 @@ from kvgraft.requests.runs import NO_PAGE
 from kvgraft.requests.state_slots import StateSlots
 from kvgraft.sizes import expect_count
 from kvgraft.tree import pinning
-from kvgraft.tree.keys import token_rows
+from kvgraft.tree.keys import TOKEN_BYTES, token_rows
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 
@@ -83,6 +83,7 @@ class Batch:
         requests: all of them.
         rows: int64 `[n]`.
         tokens: the tokens to append, int32 `[n, m]` as bytes; None for none.
+        keys: the data of the requests' keys that they are appended to.
         noted: tokens that were computed, by request.
         length: tokens that are, then.
         n_tokens: tokens to give slots to.
@@ -97,6 +98,7 @@ class Batch:
     __slots__ = (
         "end",
         "first",
+        "keys",
         "length",
         "n_noted",
         "n_slow",
@@ -114,6 +116,7 @@ class Batch:
         self.rows = rows
         self.n_tokens = n_tokens
         self.tokens: bytes | None = None
+        self.keys: list[bytearray] = []
         self.stale: frozenset[int] = NO_ROWS
         self.n_noted = self.n_slow = 0
         self.noted: Ints
@@ -186,8 +189,9 @@ class Stepper:
 
         Raises:
             ConfigError: tokens or numbers that are none, or more than the tables are opened for.
-            LeaseError: a request that cannot run, one that is there twice, or one whose pass
-                computed more tokens than there are slots for.
+            LeaseError: a request that cannot run, one that is there twice, one whose pass
+                computed more tokens than there are slots for, or one whose key ends elsewhere than
+                those tokens.
         """
         rows = self.rows
         owners = rows.request
@@ -219,7 +223,7 @@ class Stepper:
             rows.resync()
         if not new:
             batch = Batch(requests, np.array(numbers, np.int64), n_tokens)
-            self._measure(batch, counts)
+            self._measure(batch, counts, data)
         else:
             rows.room_for(len(new), 0)
             for request in new:
@@ -227,16 +231,15 @@ class Stepper:
             rows.resync()
             batch = Batch(requests, np.array([each.row for each in requests], np.int64), n_tokens)
             try:
-                self._measure(batch, counts)
+                self._measure(batch, counts, data)
             except KvgraftError:
                 for request in new:
                     rows.give_back(request)
                 raise
-        batch.tokens = data
         self._find_slow(batch)
         return batch
 
-    def _measure(self, batch: Batch, counts: Ints | None) -> None:
+    def _measure(self, batch: Batch, counts: Ints | None, tokens: bytes | None) -> None:
         """Find out how far each request goes, and make the tables wide enough for that."""
         rows, at, size = self.rows, batch.rows, self.tree.page_size
         if rows.stale:
@@ -254,6 +257,9 @@ class Stepper:
                     f"step: n_computed is more than there are slots for of {short!r}; give the "
                     "tokens of its last pass"
                 )
+        if tokens is not None:
+            self._expect_at_end(batch)
+            batch.tokens = tokens
         if batch.n_tokens:
             until = batch.length + (batch.n_tokens + size - 1)
             batch.end = np.maximum(until // size, batch.first)
@@ -265,6 +271,24 @@ class Stepper:
                 # More than the pools have is refused, and needs no table.
                 n_pages = min(n_pages, int(batch.first.max()) + self._most_pages())
             rows.room_for(0, n_pages)
+
+    def _expect_at_end(self, batch: Batch) -> None:
+        """Refuse tokens for a key that ends elsewhere than its computed ones (T11)."""
+        batch.keys = keys = [request.key.data for request in batch.requests]
+        if list(map(len, keys)) == (batch.length * TOKEN_BYTES).tolist():
+            return
+        for request, length in zip(batch.requests, batch.length.tolist()):
+            end = request.key.n_tokens
+            if end == length:
+                continue
+            said = f"step: tokens go behind the {length} computed ones, the key holds {end}, of "
+            if length < request.prompt:
+                instead = "compute the prompt first, or give no tokens"
+            elif end > length:
+                instead = "give tokens to step or to key.extend, not to both"
+            else:
+                instead = "extend the key with the tokens that were computed first"
+            raise LeaseError(f"{said}{request!r}; {instead}")
 
     def _most_pages(self) -> int:
         """Pages that a request can take in a step where all slots are free."""
@@ -504,11 +528,12 @@ class Stepper:
         )
 
     def _append(self, batch: Batch, given: list[int]) -> None:
-        data, requests = batch.tokens, batch.requests
+        data, keys = batch.tokens, batch.keys
         assert data is not None
-        n = len(data) // len(requests)
+        n = len(data) // len(keys)
         for at in given:
-            requests[at].key.data += data[at * n : (at + 1) * n]
+            key = keys[at]
+            key += data[at * n : (at + 1) * n]
 
     def _slot_mapping(self, rows: Ints, length: Ints, n_tokens: int) -> dict[str, torch.Tensor]:
         """Where the next `n_tokens` tokens of each request are written."""

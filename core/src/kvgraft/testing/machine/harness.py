@@ -13,7 +13,7 @@ from collections.abc import Callable
 from kvgraft.admission import Decision, Outcome
 from kvgraft.config import WritePolicy
 from kvgraft.errors import LeaseError
-from kvgraft.requests.request import Limited
+from kvgraft.requests.request import Limited, Request
 from kvgraft.testing.machine.admissions import Admissions
 from kvgraft.testing.machine.bench import Bench
 from kvgraft.testing.machine.brute_force import Gone, Prefix
@@ -109,6 +109,7 @@ class Harness:
         chunk: int | None,
         mark: int = 0,
         patience: int = 0,
+        fork_of: Live | None = None,
     ) -> Live:
         """Match and pin; everything a match promises is checked."""
         bench = self.bench
@@ -130,9 +131,12 @@ class Harness:
             told = self.cache.explain(key)
         except Exception as error:  # noqa: BLE001 - the core's error is the finding
             self.judge.refuse(error, "explain")
-        request = bench.act(
-            "begin",
-            lambda: self.cache.begin(
+
+        def lease() -> Request:
+            if fork_of is not None:
+                own = tokens[fork_of.request.key.n_tokens :]
+                return self.cache.fork(fork_of.request, own, reserve=reserve)
+            return self.cache.begin(
                 key,
                 reserve=reserve,
                 chunk=chunk,
@@ -140,7 +144,11 @@ class Harness:
                 hint=hint,
                 patience=patience,
                 priority=bench.setup.keeping.priority(namespace),
-            ),
+            )
+
+        request = bench.act(
+            "begin",
+            lease,
             pressure=self._touched(sequence, limit),
             uses=self._resumed(sequence, before, limit),
         )
@@ -156,6 +164,35 @@ class Harness:
         self.leases.check_boundaries(live, before, limit, bench.calls)
         self.live.append(live)
         return live
+
+    def fork(self, live: Live, tail: tuple[int, ...], reserve: int) -> Live:
+        """Another sample goes on from a running request, which shares what it has first."""
+        self.checkpoint(live)
+        self.bench.trace.call(f"fork {live.name}")
+        self.bench.counts["forks"] += 1
+        return self.begin(
+            live.namespace, (*live.tuple, *tail), reserve, live.request.chunk, fork_of=live
+        )
+
+    def misuse(self, live: Live) -> None:
+        """Its key for another request, and tokens that do not go behind the computed ones (T11).
+
+        Both would share data under other tokens than it was computed for.
+        """
+        request, standing = live.request, plain(live.request)
+        wrong: dict[str, Callable[[], object]] = {"begin": lambda: self.cache.begin(request.key)}
+        if live.loaded and not live.waiting and request.key.n_tokens != live.computed:
+            wrong["step"] = lambda: self.cache.step([request], [1], n_computed=0)
+        for name, call in wrong.items():
+            try:
+                call()
+            except LeaseError:
+                continue
+            except Exception as error:
+                raise as_violation(error, name) from error
+            said = f"{live.name} computed {live.computed} tokens, its key holds {request.key!r}"
+            self.judge.fail("T11", None, f"{name} with the key of a running request: {said}")
+        check_unchanged(self.judge, "T11", standing, request, live.name)
 
     def _tell_lease(self, live: Live) -> None:
         request = live.request
@@ -376,6 +413,8 @@ class Harness:
         if live.computed == len(live.tuple):
             live.tuple = (*live.tuple, token)
             live.request.key.extend([token])
+            if live.steps:
+                self.misuse(live)
         promised_by = "A7" if within else None
         ran = self.steps.advance(live, 1, promised_by=promised_by, fenced=fenced)
         self.bench.trace.outcome(f"{live.computed} computed" if ran else "refused")

@@ -224,6 +224,18 @@ class CacheMachine(Scenes):
     def checkpoint(self, index: int) -> None:
         self.harness.checkpoint(self._pick("admitted", index))
 
+    @has_place()
+    @has("admitted")
+    @rule(index=picks, tail=tails, reserve=st.integers(0, 5), along=st.integers(0, 3))
+    @unless_over
+    def fork(self, index: int, tail: tuple[int, ...], reserve: int, along: int) -> None:
+        """Another sample of a running request's tokens so far."""
+        live = self._pick("admitted", index)
+        if live.cleared or len(self.harness.live) >= MOST_REQUESTS:
+            raise Impossible
+        self.harness.misuse(live)
+        self._along(self.harness.fork(live, tail, reserve), along)
+
     @has("admitted")
     @rule(index=picks)
     @unless_over

@@ -1,0 +1,202 @@
+"""Mistakes with keys of running requests are refused: each would store data under wrong tokens."""
+
+from __future__ import annotations
+
+from copy import copy
+from typing import Any
+
+import pytest
+
+from kvgraft import Cache, ConfigError, LeaseError, Request, TokenKey
+
+COMPONENTS = [{"full": {}}, {"full": {}, "swa": {"window": 8}, "mamba": {"states": 32}}]
+BOTH = pytest.mark.parametrize("components", COMPONENTS, ids=["full", "full + swa + mamba"])
+
+
+def opened(components: dict[str, Any] | None = None, **settings: Any) -> Cache:
+    given = {"page_size": 4, "device_tokens": 1024, "guard": "on", **settings}
+    return Cache.open(components or {"full": {}}, **given)
+
+
+def running(cache: Cache, key: TokenKey, *, up_to: int | None = None, reserve: int = 64) -> Request:
+    request = cache.begin(key, reserve=reserve)
+    assert cache.admit(request).admitted
+    prefill(cache, request, up_to)
+    return request
+
+
+def prefill(cache: Cache, request: Request, up_to: int | None = None) -> None:
+    end = request.prompt if up_to is None else up_to
+    while request.computed < end:
+        n_tokens = cache.next_chunk(request, end - request.computed)
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+
+
+def refused(cache: Cache, requests: list[Request], tokens: Any, said: str, **named: Any) -> None:
+    """The step is refused in a line, and changes nothing."""
+    before = cache.stats(), [(each.computed, each.row, bytes(each.key.data)) for each in requests]
+    with pytest.raises(LeaseError, match=said) as error:
+        cache.step(requests, tokens, **named)
+    assert "\n" not in str(error.value)
+    after = cache.stats(), [(each.computed, each.row, bytes(each.key.data)) for each in requests]
+    assert after == before
+    cache.check_integrity()
+
+
+def test_a_key_is_of_one_running_request() -> None:
+    """Samples of one prompt: with one key, each would append its tokens to the others'."""
+    with opened() as cache:
+        key = TokenKey(range(9))
+        first = running(cache, key)
+        before = cache.stats()
+        with pytest.raises(LeaseError, match=r"^begin: <Request admitted.* runs with this key"):
+            cache.begin(key)
+        assert cache.stats() == before
+        second = running(cache, copy(key))
+        for token in range(100, 120):
+            cache.step([first, second], [token, token + 50])
+        cache.step([first, second], n_tokens=0)
+        for request in (first, second):
+            probe = TokenKey([*request.key.tokens(), 7])
+            assert cache.finish(request) == 28
+            found = cache.begin(probe)
+            assert found.anchor_tokens == 28
+            cache.abort(found)
+        cache.begin(key)
+
+
+def test_of_two_leases_with_one_key_one_is_admitted() -> None:
+    with opened() as cache:
+        key = TokenKey(range(9))
+        first, second = cache.begin(key), cache.begin(key)
+        assert cache.admit(first).admitted
+        before = cache.stats()
+        with pytest.raises(LeaseError, match=r"^admit: <Request admitted.* runs with this key"):
+            cache.admit(second)
+        assert cache.stats() == before
+        cache.restart(first)  # it runs no more: the other may
+        assert cache.admit(second).admitted
+        with pytest.raises(LeaseError, match="runs with this key"):
+            cache.admit(first)
+        cache.abort(first)
+        prefill(cache, second)
+        cache.retract(second)
+        assert cache.admit(cache.begin(key)).admitted
+
+
+def test_two_caches_may_run_with_one_key() -> None:
+    """As a draft model's and the model's own: the engine extends it once."""
+    with opened() as cache, opened() as drafts:
+        key = TokenKey(range(9))
+        requests = [(cache, running(cache, key)), (drafts, running(drafts, key))]
+        for token in range(4):
+            key.extend([token])
+            for where, request in requests:
+                where.step([request], n_computed=1 if token else 0)
+        for where, request in requests:
+            where.step([request], n_tokens=0)
+            assert where.finish(request) == 12
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_tokens_are_given_once(at: int) -> None:
+    with opened() as cache:
+        requests = [running(cache, TokenKey(range(9 * n, 9 * n + 9))) for n in range(3)]
+        for token in range(at):
+            cache.step(requests, [token] * 3)
+        requests[1].key.extend([5])
+        said = f"behind the {9 + at} computed ones, the key holds {10 + at}.*not to both"
+        refused(cache, requests, [6, 5, 6], said)
+        requests[0].key.extend([5])
+        requests[2].key.extend([5])
+        assert cache.step(requests).requests == requests
+        cache.step(requests, [7, 7, 7])
+
+
+@pytest.mark.parametrize("up_to", [0, 5])
+def test_tokens_go_behind_the_prompt(up_to: int) -> None:
+    with opened() as cache:
+        request = running(cache, TokenKey(range(9)), up_to=up_to)
+        refused(cache, [request], [1], f"behind the {up_to} computed.*compute the prompt first")
+        prefill(cache, request)
+        assert cache.step([request], [1]).requests == [request]
+
+
+def test_a_key_that_lacks_computed_tokens_takes_those_first() -> None:
+    with opened() as cache:
+        request = running(cache, TokenKey(range(9)))
+        cache.step([request], n_tokens=2)
+        refused(cache, [request], [1], "behind the 11 computed ones, the key holds 9.*extend")
+        request.key.extend([5])
+        assert cache.step([request], [6], n_computed=1).requests == [request]
+        assert request.key.tokens(9).tolist() == [5, 6]
+
+
+# -- fork
+
+
+@BOTH
+@pytest.mark.parametrize("n_prompt", [3, 16, 41])
+def test_samples_of_a_prompt_share_what_is_computed(
+    components: dict[str, Any], n_prompt: int
+) -> None:
+    with opened(components, decode_interval_tokens=0) as cache:
+        request = running(cache, TokenKey(range(n_prompt)), reserve=40)
+        cache.allocate(request, 1)  # states due are kept
+        forks = [cache.fork(request, [token]) for token in (101, 102)]
+        assert [each.key.tokens()[n_prompt:].tolist() for each in forks] == [[101], [102]]
+        assert [each.anchor_tokens for each in forks] == [n_prompt // 4 * 4] * 2
+        assert [each.total for each in forks] == [request.total] * 2
+        samples = [request, *forks]
+        for each in forks:
+            assert cache.admit(each).admitted
+            prefill(cache, each)
+        assert len({id(each.key) for each in samples}) == 3
+        cache.step([request], [100])
+        for token in range(30):
+            step = cache.step(samples, [token, token + 40, token + 80])
+            assert not step.refused
+            if "mamba" in components:
+                assert len(set(step.state_slots["mamba"].tolist())) == 3
+        cache.step(samples, n_tokens=0)
+        for each in samples:
+            cache.finish(each)
+            again = cache.begin(TokenKey([*each.key.tokens(), 7]))
+            assert again.anchor_tokens > n_prompt
+            cache.abort(again)
+
+
+def test_a_fork_asks_for_admission_as_any_other() -> None:
+    with opened(device_tokens=64) as cache:
+        request = running(cache, TokenKey(range(20)), reserve=20)
+        fork = cache.fork(request, [1], reserve=30)
+        assert not cache.admit(fork).admitted
+        cache.abort(fork)
+        assert cache.step([request], [1]).requests == [request]
+
+
+def test_a_fork_is_treated_as_its_request_is() -> None:
+    with opened() as cache:
+        request = cache.begin(TokenKey(range(9)), chunk=4, hint="over", priority=3, ttl_requests=5)
+        assert cache.admit(request).admitted
+        fork = cache.fork(request)
+        for name in ("chunk", "hint", "wanted", "total", "namespace"):
+            assert getattr(fork, name) == getattr(request, name)
+
+
+def test_a_wrong_fork_changes_nothing() -> None:
+    with opened() as cache:
+        request = running(cache, TokenKey(range(9)))
+        leased = cache.begin(TokenKey(range(50, 59)))
+        before = cache.stats()
+        with pytest.raises(LeaseError, match="admit first"):
+            cache.fork(leased)
+        with pytest.raises(ConfigError, match="negative"):
+            cache.fork(request, [-1])
+        with pytest.raises(ConfigError, match="fork: reserve -1"):
+            cache.fork(request, reserve=-1)
+        assert cache.stats() == before
+        cache.finish(request)
+        with pytest.raises(LeaseError, match="closed"):
+            cache.fork(request)
