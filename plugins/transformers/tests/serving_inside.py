@@ -28,7 +28,7 @@ class Inside:
 
     def __init__(self, served: ServedModel) -> None:
         self.served = served
-        self.app = build_app(served)
+        self.app = build_app(served, log_requests=True)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
         return self.request("GET", path, **options)

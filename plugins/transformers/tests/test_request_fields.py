@@ -203,6 +203,18 @@ def test_variables_reach_the_chat_template(model: Any) -> None:
     assert (terse - plain, null) == (longer, plain)
 
 
+def test_answers_of_neighbouring_seeds_are_all_drawn_differently(inside: Inside) -> None:
+    def drawn(seed: int, n: int) -> list[str]:
+        body = {"prompt": [7, 8, 9], "seed": seed, "n": n, "temperature": 2, "max_tokens": 16}
+        choices = inside.post("/v1/completions", body).json()["choices"]
+        return [choice["text"] for choice in choices]
+
+    first, second = drawn(7, 4), drawn(8, 4)
+    assert len({*first, *second}) == 8
+    assert drawn(7, 1) == first[:1]
+    assert drawn(7, 4) == first
+
+
 @pytest.mark.parametrize("name", ["tokenize", "conversation", "tools", "messages"])
 def test_arguments_of_the_tokenizer_are_no_variables_of_a_template(name: str) -> None:
     hi = [Message(role="user", content="Hi")]

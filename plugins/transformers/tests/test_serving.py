@@ -583,8 +583,9 @@ def opened(checkpoint: Path, *arguments: str) -> CacheConfig:
 
 def test_the_help_names_the_unit_of_each_option() -> None:
     said = serve.get_help(click.Context(serve, info_name="serve", max_content_width=200))
-    metavars = dict(re.findall(r"--([a-z-]+) ([A-Z]+)", said))
+    metavars = dict(re.findall(r"--([a-z-]+) ([A-Z|]+)", said))
     in_tokens = {option for option, metavar in metavars.items() if metavar == "TOKENS"}
     tokens = {"page-size", "chunk-tokens", "step-tokens", "working-tokens", "cut-tokens"}
     assert in_tokens == tokens
+    assert metavars["device-tokens"] == metavars["host-tokens"] == "TOKENS|BYTES"
     assert (metavars["max-running"], metavars["threads"]) == ("INTEGER", "INTEGER")

@@ -46,6 +46,7 @@ class Answers:
         per_prompt: answers per prompt; prompt tokens are counted once for each prompt.
         stops: strings that end an answer.
         usage: filled as they run.
+        reasons: filled as they end: why, by their number.
     """
 
     def __init__(
@@ -56,18 +57,25 @@ class Answers:
         per_prompt: int,
         stops: Sequence[str],
         usage: Usage,
+        reasons: dict[int, str],
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
         self._stops = stops
         self._per_prompt = per_prompt
         self._usage = usage
+        self._reasons = reasons
         self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         self._left = len(requests)
         self._tasks = [
             asyncio.create_task(self._answer(index, request))
             for index, request in enumerate(requests)
         ]
+
+    @property
+    def ended(self) -> bool:
+        """Whether all have ended by themselves."""
+        return not self._left
 
     def cancel(self) -> None:
         """Abort running requests; harmless when all have ended."""
@@ -87,6 +95,7 @@ class Answers:
                 raise piece
             if piece.reason is not None:
                 self._left -= 1
+                self._reasons[piece.answer] = piece.reason
             yield piece
 
     async def _answer(self, index: int, request: GenerationRequest) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -36,10 +37,14 @@ from kvgraft_transformers.serving.protocol import (
     shutdown_refusal,
 )
 from kvgraft_transformers.serving.replies import Reply, WholeAnswer
+from kvgraft_transformers.serving.request_log import Record, RequestLog, record_of
 from kvgraft_transformers.serving.text import Tokenizer
 from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker
 
 __all__ = ["ServedModel", "build_app"]
+
+CLIENT_LEFT = "the client left"
+"""Why an answer ended that nobody reads."""
 
 CLIENT_CLOSED = 499
 """Status for logs where the client has gone; no standard one exists."""
@@ -87,24 +92,32 @@ class ServedModel:
 class _Stream(StreamingResponse):
     """A stream that gives up its answers when the client has gone, begun or not."""
 
-    def __init__(self, events: AsyncIterator[str], answers: Answers) -> None:
+    def __init__(self, events: AsyncIterator[str], answers: Answers, record: Record) -> None:
         super().__init__(
             events,
             media_type="text/event-stream",
             headers=NO_BUFFERS,
         )
         self._answers = answers
+        self._record = record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send it; see `StreamingResponse`."""
         try:
             await super().__call__(scope, receive, send)
         finally:
+            if not self._answers.ended and not self._record.refusal:
+                self._record.refusal = CLIENT_LEFT
             self._answers.cancel()
 
 
-def build_app(served: ServedModel) -> Starlette:
-    """The ASGI application; it stops the worker when it shuts down."""
+def build_app(served: ServedModel, *, log_requests: bool = False) -> Starlette:
+    """The ASGI application; it stops the worker when it shuts down.
+
+    Args:
+        served: the model.
+        log_requests: write a line to the log for every request.
+    """
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -133,16 +146,19 @@ def build_app(served: ServedModel) -> Starlette:
             ClientDisconnect: _nobody_reads,
             Exception: _fail,
         },
+        middleware=[Middleware(RequestLog)] if log_requests else [],
         lifespan=lifespan,
     )
 
 
-def _refuse(_: Request, error: Exception) -> Response:
+def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, ApiError)
+    record_of(request).refusal = str(error)
     return JSONResponse(error.body, status_code=error.status, headers=error.headers)
 
 
-def _refuse_stopped(_: Request, error: Exception) -> Response:
+def _refuse_stopped(request: Request, error: Exception) -> Response:
+    record_of(request).refusal = str(error)
     refusal = ApiError(str(error), status=503)
     return JSONResponse(refusal.body, status_code=refusal.status)
 
@@ -159,7 +175,8 @@ def _fail(_: Request, error: Exception) -> Response:
     return JSONResponse(ApiError(message, status=500).body, status_code=500)
 
 
-def _nobody_reads(_: Request, __: Exception) -> Response:
+def _nobody_reads(request: Request, _: Exception) -> Response:
+    record_of(request).refusal = CLIENT_LEFT
     return Response(status_code=CLIENT_CLOSED)
 
 
@@ -233,6 +250,8 @@ class _Endpoints:
             dataclasses.replace(each, constraint=grammar and grammar.copy())
             for each in self._generations(asked, prompts, limit_tokens, resume_at)
         ]
+        record = record_of(request)
+        record.reply = reply
         answers = Answers(
             self.served.worker,
             self.served.tokenizer,
@@ -240,14 +259,16 @@ class _Endpoints:
             asked.n,
             asked.stop,
             reply.usage,
+            record.reasons,
         )
         try:
             pieces = answers.pieces()
             # a request is refused before the first byte of a stream
             first = await _or_gone(request, pieces.__anext__)
+            record.first = time.monotonic()
             if asked.stream:
-                events = _events(reply, len(generations), first, pieces, usage=asked.wants_usage)
-                return _Stream(events, answers)
+                events = _events(record, len(generations), first, pieces, usage=asked.wants_usage)
+                return _Stream(events, answers, record)
             whole = await _or_gone(request, lambda: _collect(len(generations), first, pieces))
         except BaseException:
             answers.cancel()
@@ -456,9 +477,11 @@ async def _collect(n_answers: int, first: Piece, pieces: AsyncIterator[Piece]) -
 
 
 async def _events(
-    reply: Reply, n_answers: int, first: Piece, pieces: AsyncIterator[Piece], *, usage: bool
+    record: Record, n_answers: int, first: Piece, pieces: AsyncIterator[Piece], *, usage: bool
 ) -> AsyncIterator[str]:
     """Server-sent events: chunks, the usage if it was asked for, and the end mark."""
+    reply = record.reply
+    assert reply is not None
     for index in range(n_answers):
         opening = reply.opening(index)
         if opening is not None:
@@ -472,6 +495,7 @@ async def _events(
                 yield _event(reply.ending(piece.answer, piece.reason, piece.choices))
             piece = await anext(pieces, None)
     except ApiError as error:
+        record.refusal = str(error)
         yield _event(error.body)
         return
     if usage:

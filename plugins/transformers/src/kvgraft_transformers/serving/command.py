@@ -40,6 +40,8 @@ __all__ = ["serve"]
 
 TOKENS = TokenCount(min=1)
 
+log = logging.getLogger("kvgraft.serve")
+
 
 @click.command()
 @click.argument("model")
@@ -149,9 +151,22 @@ TOKENS = TokenCount(min=1)
     default=5.0,
     show_default=True,
     type=click.FloatRange(min=0),
-    help="Seconds that running requests may go on after SIGTERM or Ctrl-C.",
+    help="Seconds from SIGTERM or Ctrl-C to the end; requests may go on until the last of them.",
 )
-def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> None:
+@click.option(
+    "--log-requests/--no-log-requests",
+    default=True,
+    show_default=True,
+    help="Write a line for every request to standard error.",
+)
+def serve(
+    model: str,
+    host: str,
+    port: int,
+    grace_s: float,
+    log_requests: bool,  # noqa: FBT001 - click gives options by name
+    **options: Any,
+) -> None:
     """Serve MODEL over HTTP.
 
     MODEL is a directory or a name on the model hub.
@@ -160,9 +175,9 @@ def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> N
     /health and /metrics besides. Prompts that begin alike are computed once; `usage` says how many
     tokens were cached.
 
-    SIGTERM and Ctrl-C end it with status 0: new requests get 503 at once, those that run have
-    --grace seconds, and the rest then gets 503 or, as a stream, an error event. A second
-    signal does not wait.
+    SIGTERM and Ctrl-C end it with status 0, within --grace seconds: new requests get 503 at once,
+    those that run go on until a second is left, and the rest then gets 503 or, as a stream, an
+    error event. A second signal does not wait.
     """
     if options["api_key"] is not None and not options["api_key"].strip():
         raise ConfigError("--api-key is empty; give a key, or leave it out to let everybody in")
@@ -177,16 +192,25 @@ def serve(model: str, host: str, port: int, grace_s: float, **options: Any) -> N
             "clone of kvgraft, pip install ./plugins/observe './plugins/transformers[serve]'"
         ) from error
     from kvgraft_transformers.serving.app import build_app
-    from kvgraft_transformers.serving.shutdown import DrainingServer
+    from kvgraft_transformers.serving.shutdown import LAST_WORDS_S, DrainingServer
 
-    logging.basicConfig(format="%(message)s")
+    logging.basicConfig(format="%(asctime)s %(message)s")
     logging.getLogger("kvgraft").setLevel(logging.INFO)  # others' tell of their own requests
     with _listen(host, port) as listener:
         served = load_served_model(model, options, local=local)
         where = f"http://{host}:{listener.getsockname()[1]}/v1"
         click.echo(f"serving {served.name!r} on {where} (stop with Ctrl-C)", err=True)
-        config = uvicorn.Config(build_app(served), log_level="warning", timeout_graceful_shutdown=1)
-        DrainingServer(config, served.worker, grace_s).run(sockets=[listener])
+        app = build_app(served, log_requests=log_requests)
+        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=LAST_WORDS_S)
+        server = DrainingServer(config, served.worker, grace_s)
+        server.run(sockets=[listener])
+    server.tell_totals()
+    if served.worker.runs:
+        log.warning("the engine is cut off in a pass, or while it waits for a copy")
+    # Python would take seconds to free torch's modules, and wait for threads that were cut off.
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -216,6 +240,7 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
     from kvgraft_transformers.engine import Engine, EngineSettings
     from kvgraft_transformers.memory import check_chunk
     from kvgraft_transformers.serving.app import ServedModel
+    from kvgraft_transformers.serving.split import memory_split
     from kvgraft_transformers.serving.text import Tokenizer
     from kvgraft_transformers.serving.worker import EngineWorker
     from kvgraft_transformers.versions import check_transformers
@@ -250,8 +275,8 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
         if store is not None:
             engine.memory.cache.storage.attach(store)
         undo.pop_all()
-    for component, geometry in engine.memory.architecture.components.items():
-        click.echo(f"  {component} serves layers {geometry['layers']}", err=True)
+    for line in memory_split(engine.memory):
+        click.echo(line, err=True)
     worker = EngineWorker(engine)
     worker.start()
     text_config = weights.config.get_text_config(decoder=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -163,7 +164,7 @@ class _Request(SettingsModel):
             presence_penalty=self.presence_penalty,
             frequency_penalty=self.frequency_penalty,
             repetition_penalty=self.repetition_penalty,
-            seed=None if self.seed is None else (self.seed + index) % 2**63,
+            seed=None if self.seed is None else _seed_of(self.seed, index),
             logprobs=self.n_logprobs,
         )
 
@@ -190,6 +191,14 @@ class _Request(SettingsModel):
     def wants_usage(self) -> bool:
         """Whether a stream ends with a chunk that holds the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
+
+
+def _seed_of(seed: int, index: int) -> int:
+    """The seed of one answer: the client's own for the first, then numbers that no other has."""
+    if index:
+        mixed = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
+        seed = int.from_bytes(mixed, "big")
+    return seed % 2**63
 
 
 class ResponseFormat(SettingsModel):

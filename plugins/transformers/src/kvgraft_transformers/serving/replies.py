@@ -79,10 +79,14 @@ class Reply:
     ident: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
 
+    @property
+    def name(self) -> str:
+        """Its id, as clients see it."""
+        return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.ident}"
+
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        prefix = "chatcmpl" if self.chat else "cmpl"
         return {
-            "id": f"{prefix}-{self.ident}",
+            "id": self.name,
             "object": kind,
             "created": self.created,
             "model": self.model,

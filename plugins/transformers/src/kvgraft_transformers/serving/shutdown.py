@@ -1,14 +1,15 @@
 """The end of the server: requests are refused first, then given time, then told.
 
     signal      new requests get 503, running ones go on
-    grace over  those that are left get 503, or an error event in their stream
-    all told    the listener closes, the engine stops, the process exits with 0
+    last words  those that are left get 503, or an error event in their stream
+    grace over  the listener is closed, the engine has stopped, the process exits with 0
 
 uvicorn alone closes its listener at once, cuts streams off, and ends by the signal it got.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from types import FrameType
 
@@ -16,10 +17,12 @@ import uvicorn
 
 from kvgraft_transformers.serving.worker import EngineWorker
 
-__all__ = ["DrainingServer"]
+__all__ = ["LAST_WORDS_S", "DrainingServer"]
 
-LAST_WORDS_S = 2.0
-"""Seconds in which clients may read why their requests ended."""
+LAST_WORDS_S = 1
+"""The end of the grace, in which clients read why their requests ended, and the engine stops."""
+
+log = logging.getLogger("kvgraft.serve")
 
 
 class DrainingServer(uvicorn.Server):
@@ -28,20 +31,23 @@ class DrainingServer(uvicorn.Server):
     Args:
         config: uvicorn's.
         worker: refuses and ends requests.
-        grace_s: how long running requests may go on after a signal.
+        grace_s: the time from a signal to the end, if that is more than `LAST_WORDS_S`.
     """
 
     def __init__(self, config: uvicorn.Config, worker: EngineWorker, grace_s: float) -> None:
         super().__init__(config)
         self._worker = worker
-        self._grace_s = grace_s
-        self._deadline: float | None = None
-        self._told = False
+        self._grace_s = max(grace_s, LAST_WORDS_S)
+        self._begun = time.monotonic()
+        self._drains = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: begin to end; a second one ends at once."""
         if self._worker.draining:
             self.should_exit = self.force_exit = True
+            self._worker.stop_by = time.monotonic()
+        else:
+            self._worker.stop_by = time.monotonic() + self._grace_s
         self._worker.draining = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -51,11 +57,32 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _drained(self, now: float) -> bool:
-        if self._deadline is None:
-            self._deadline = now + self._grace_s
+        worker, deadline = self._worker, self._worker.stop_by
+        assert deadline is not None
+        if not self._drains:
+            self._drains = True
+            left_s = max(0.0, deadline - LAST_WORDS_S - now)
+            log.info("stopping: %d requests have %.1f s to end", worker.n_open, left_s)
         if not self.server_state.tasks:
             return True
-        if now >= self._deadline and not self._told:
-            self._told = True
-            self._worker.end_all()
-        return now >= self._deadline + LAST_WORDS_S
+        if now < deadline - LAST_WORDS_S:
+            return False
+        log.info("%d requests are ended before they are done", worker.end_all())
+        return True
+
+    def tell_totals(self) -> None:
+        """Log what was served."""
+        totals = self._worker.engine.totals
+        log.info(
+            "served %d requests in %.0f s: %d finished, %d aborted, %d failed, %d rejected; %d "
+            "prompt tokens (%d cached), %d new",
+            totals.requests,
+            time.monotonic() - self._begun,
+            totals.finished,
+            totals.aborted,
+            totals.failed,
+            totals.rejected,
+            totals.prompt_tokens,
+            totals.cached_tokens,
+            totals.generated_tokens,
+        )

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -33,6 +34,9 @@ log = logging.getLogger("kvgraft.serve")
 
 T = TypeVar("T")
 
+
+LAST_STEP_S = 0.1
+"""A step of the engine that is waited for where no time is left."""
 
 MOST_FAILURES = 3
 """Steps in a row that may raise before the engine is given up."""
@@ -77,12 +81,15 @@ class EngineWorker:
         failures: steps of the engine that raised; requests whose own pass failed are not among
             them.
         draining: whether new requests are refused while those that run go on.
+        stop_by: when its thread must have ended, on the clock of `time.monotonic`; None for any
+            time.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.failures = 0
         self.draining = False
+        self.stop_by: float | None = None
         self._open: set[Ticket] = set()  # of the event loop's thread
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self._tickets: dict[Generation, Ticket] = {}
@@ -94,15 +101,27 @@ class EngineWorker:
         self._thread.start()
 
     def stop(self) -> None:
-        """Abort running requests, close the engine, and wait for its thread."""
+        """Abort running requests, close the engine, and wait for its thread, until `stop_by`."""
         self._stopping = True
         self._calls.put(lambda: None)  # wakes it
-        self._thread.join()
+        left_s = None if self.stop_by is None else max(LAST_STEP_S, self.stop_by - time.monotonic())
+        self._thread.join(left_s)
 
-    def end_all(self) -> None:
+    @property
+    def runs(self) -> bool:
+        """Whether its thread has not ended."""
+        return self._thread.is_alive()
+
+    def end_all(self) -> int:
         """End every request now, in the event loop's thread; a pass that runs is not waited for."""
-        for ticket in list(self._open):
+        for ticket in self._open:
             ticket.events.put_nowait(ShutdownError())
+        return len(self._open)
+
+    @property
+    def n_open(self) -> int:
+        """Requests that have not ended, in the event loop's thread."""
+        return len(self._open)
 
     @property
     def alive(self) -> bool:
