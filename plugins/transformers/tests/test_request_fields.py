@@ -203,6 +203,65 @@ def test_variables_reach_the_chat_template(model: Any) -> None:
     assert (terse - plain, null) == (longer, plain)
 
 
+def message(*parts: Any, role: str = "user", **more: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": list(parts), **more}]}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+WORDS = {"type": "text", "text": "see"}
+NOT_SERVED: list[tuple[str, dict[str, Any], str, str]] = [
+    ("completions", {"prompt": [True]}, "prompt", "item 0 is true; give a text, a list of texts"),
+    ("completions", {"prompt": ["a", 1]}, "prompt", "item 1 is of another kind than item 0"),
+    ("completions", {"prompt": [[1, 1.5]]}, "prompt", "item 0 is [1, 1.5]; give a text"),
+    ("completions", {"prompt": {"text": "a"}}, "prompt", "give a text, a list of texts, token ids"),
+    ("completions", {"prompt": [IMAGE]}, "prompt", "images and audio are not served here"),
+    ("completions", {"messages": []}, "messages", "send them to /v1/chat/completions"),
+    ("completions", {"guided_json": {}}, "guided_json", "give the schema as response_format"),
+    ("completions", {"tempreature": 1}, "tempreature", "did you mean temperature?"),
+    (
+        "chat/completions",
+        message(WORDS, IMAGE),
+        "messages.0.content",
+        "part 1 is of type 'image_url': images are not served here",
+    ),
+    (
+        "chat/completions",
+        message({"type": "input_audio", "input_audio": {}}),
+        "messages.0.content",
+        "audio clips are not served here",
+    ),
+    ("chat/completions", message("hi"), "messages.0.content", "part 0 is no text; give parts"),
+    ("chat/completions", message({"type": ["text"]}), "messages.0.content", "part 0 is no text"),
+    (
+        "chat/completions",
+        message(WORDS, role="assistant", tool_calls=[{}]),
+        "messages.0.tool_calls",
+        "tool_calls is not served here; say it in the content",
+    ),
+    ("chat/completions", {"messages": ["hi"]}, "messages.0", "messages.0='hi': give an object"),
+    ("chat/completions", {"tools": [{}]}, "tools", "not served here; describe them in a message"),
+    ("chat/completions", {"audio": {"voice": "a"}}, "audio", "answers are text"),
+    ("chat/completions", {"modalities": ["audio"]}, "modalities", "answers are text"),
+]
+
+
+@pytest.mark.parametrize(("path", "change", "param", "told"), NOT_SERVED)
+def test_what_is_not_served_is_named_with_the_field_and_what_to_do(
+    inside: Inside, path: str, change: dict[str, Any], param: str, told: str
+) -> None:
+    good = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    reply = inside.post(f"/v1/{path}", {**good, **change})
+    assert reply.status_code == 400
+    error = reply.json()["error"]
+    assert (error["param"], error["type"]) == (param, "invalid_request_error")
+    assert told in error["message"]
+
+
+def test_a_route_that_is_not_there_is_answered_with_those_that_are(inside: Inside) -> None:
+    error = inside.post("/v1/embeddings", {}).json()["error"]
+    assert error["message"].startswith("POST /v1/embeddings: not found; served here are /v1/compl")
+
+
 def test_answers_of_neighbouring_seeds_are_all_drawn_differently(inside: Inside) -> None:
     def drawn(seed: int, n: int) -> list[str]:
         body = {"prompt": [7, 8, 9], "seed": seed, "n": n, "temperature": 2, "max_tokens": 16}
@@ -239,7 +298,12 @@ def test_arguments_of_the_tokenizer_are_no_variables_of_a_template(name: str) ->
         ("completions", {"chat_template_kwargs": {}}, "chat_template_kwargs", "unrecognized"),
         ("chat/completions", {"top_logprobs": 2}, "top_logprobs", "2: only with logprobs=true"),
         ("chat/completions", {"logprobs": 2}, "logprobs", "valid boolean"),
-        ("chat/completions", {"chat_template_kwargs": "x"}, "chat_template_kwargs", "dictionary"),
+        (
+            "chat/completions",
+            {"chat_template_kwargs": "x"},
+            "chat_template_kwargs",
+            "give an object",
+        ),
         (
             "chat/completions",
             {"chat_template_kwargs": {"tokenize": True}},

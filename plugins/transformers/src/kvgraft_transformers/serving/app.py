@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from importlib import resources
 from typing import Any
 
@@ -60,6 +61,9 @@ PAGE_POLICY = (
 
 NO_BUFFERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers of streams: nobody on the way keeps parts back."""
+
+ANSWERED = ("/v1/completions", "/v1/chat/completions", "/v1/models")
+"""The routes of OpenAI's API that there are."""
 
 COMPLETION_TOKENS = 16
 """Default of `/v1/completions`, as in OpenAI's API."""
@@ -166,6 +170,8 @@ def _refuse_stopped(request: Request, error: Exception) -> Response:
 def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail.lower()}"
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        message += "; served here are " + ", ".join(ANSWERED)
     return JSONResponse(ApiError(message).body, status_code=error.status_code)
 
 

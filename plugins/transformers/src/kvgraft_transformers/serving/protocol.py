@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -17,6 +19,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from kvgraft import SettingsModel
 from kvgraft_transformers.engine.sampling import Sampling
@@ -53,20 +56,57 @@ IGNORED = frozenset(
 """Fields that change no answer; accepted and left alone."""
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
+    "audio": (None,),
     "best_of": (None, 1),
     "echo": (None, False),
-    "function_call": (None,),
+    "function_call": (None, "none"),
     "functions": (None, []),
     "logit_bias": (None, {}),
     "modalities": (None, ["text"]),
-    "parallel_tool_calls": (None, True),
+    "parallel_tool_calls": (None, True, False),
     "prediction": (None,),
     "reasoning_effort": (None, "none"),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
 }
 """Fields that are not served, with the values that ask for nothing."""
+
+INSTEAD = {
+    "audio": "answers are text",
+    "functions": "describe them in a message",
+    "guided_grammar": "response_format takes JSON schemas",
+    "guided_json": "give the schema as response_format",
+    "guided_regex": "response_format takes JSON schemas",
+    "input": "give prompt to /v1/completions, or messages to /v1/chat/completions",
+    "json_schema": "give it inside response_format",
+    "max_new_tokens": "give max_tokens",
+    "max_output_tokens": "give max_tokens",
+    "messages": "send them to /v1/chat/completions",
+    "min_tokens": "give ignore_eos with max_tokens",
+    "modalities": "answers are text",
+    "prompt": "send it to /v1/completions, or messages here",
+    "regex": "response_format takes JSON schemas",
+    "structured_outputs": "give a JSON schema as response_format",
+    "tools": "describe them in a message",
+}
+"""What to do in place of fields that are not served, some of other servers' APIs."""
+
+PARTS = {
+    "audio_url": "audio clips",
+    "file": "files",
+    "image": "images",
+    "image_url": "images",
+    "input_audio": "audio clips",
+    "input_image": "images",
+    "video": "videos",
+    "video_url": "videos",
+}
+"""What parts of messages are, by their type, other than text."""
+
+PROMPTS = "give a text, a list of texts, token ids, or lists of token ids"
 
 
 class ApiError(Exception):
@@ -248,6 +288,25 @@ class CompletionRequest(_Request):
     prompt: str | list[str] | list[StrictInt] | list[list[StrictInt]]
     logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _one_of_four_forms(cls, value: object) -> object:
+        if isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise ValueError(PROMPTS)
+        for place, item in enumerate(value):
+            if isinstance(item, Mapping):
+                raise ValueError(
+                    f"item {place} is an object, such as a part of a message; prompts are text, "
+                    f"and images and audio are not served here; {PROMPTS}"
+                )
+            if _form(item) is None:
+                raise ValueError(f"item {place} is {json.dumps(item)[:LONGEST_ECHO]}; {PROMPTS}")
+            if _form(item) is not _form(value[0]):
+                raise ValueError(f"item {place} is of another kind than item 0; {PROMPTS}")
+        return value
+
     @property
     def n_logprobs(self) -> int | None:
         """As in `_Request`."""
@@ -262,6 +321,16 @@ class CompletionRequest(_Request):
         return list(self.prompt)  # type: ignore[arg-type]
 
 
+def _form(item: object) -> type | None:
+    """The kind of prompt that an item of a list makes it; None if it makes none."""
+    if isinstance(item, str):
+        return str
+    if type(item) is int:
+        return int
+    are_ids = isinstance(item, list) and all(type(each) is int for each in item)
+    return list if are_ids else None
+
+
 class Message(BaseModel):
     """One message of a conversation; `content` may be text parts."""
 
@@ -269,7 +338,35 @@ class Message(BaseModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[TextPart] | None = None
-    tool_calls: list[Any] | None = Field(default=None, max_length=0)
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
+    audio: Any = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_or_text_parts(cls, value: object) -> object:
+        if value is None or isinstance(value, str):
+            return value
+        if not isinstance(value, list):
+            raise ValueError("give text, or a list of parts of type 'text'")
+        for place, part in enumerate(value):
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind != "text":
+                raise ValueError(
+                    f"part {place} is of type {kind!r}: {PARTS.get(kind, 'such parts')} are not "
+                    "served here, where models read text alone; leave the part out"
+                )
+            if kind != "text" or not isinstance(part.get("text"), str):
+                raise ValueError(
+                    f"part {place} is no text; give parts such as {{'type': 'text', 'text': '...'}}"
+                )
+        return value
+
+    @field_validator("tool_calls", "function_call", "audio")
+    @classmethod
+    def _only_text(cls, value: object, info: ValidationInfo) -> None:
+        if value:
+            raise ValueError(f"{info.field_name} is not served here; say it in the content")
 
     def text(self) -> str:
         """The content as one string."""
@@ -350,19 +447,41 @@ def _parse(model: type[Any], body: object) -> Any:
         if name in UNSUPPORTED:
             value = fields.pop(name)
             if not any(value == allowed for allowed in UNSUPPORTED[name]):
-                raise ApiError(f"{name}={value!r} is not served here; leave it out", param=name)
+                instead = INSTEAD.get(name, "leave it out")
+                raise ApiError(
+                    f"{name}={_echo(value)} is not served here; {instead}",
+                    param=name,
+                    code="unsupported_parameter",
+                )
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"]]
-        name = place[0] if place else "body"
-        if first["type"] == "extra_forbidden" and len(place) == 1:
-            raise ApiError(f"unrecognized request argument: {name}", param=name) from None
-        if first["type"] == "missing":
-            raise ApiError(f"missing required argument: {name}", param=name) from None
-        where = ".".join(place)
-        given = repr(first["input"])
-        given = given if len(given) <= LONGEST_ECHO else f"{given[:LONGEST_ECHO]}..."
-        told = first["msg"].removeprefix("Value error, ")
-        raise ApiError(f"{where}={given}: {told}", param=name) from None
+        # a misspelt name first: where the right one is required, it shows as missing as well
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        raise _refusal(first, model) from None
+
+
+def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> ApiError:
+    """The API's error for a field that a model refused."""
+    place = [str(part) for part in problem["loc"]]
+    name = place[0] if place else "body"
+    if problem["type"] == "extra_forbidden" and len(place) == 1:
+        near = get_close_matches(name, model.model_fields, n=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        instead = f"; {INSTEAD[name]}" if name in INSTEAD else meant
+        return ApiError(
+            f"unrecognized request argument: {name}{instead}", param=name, code="unknown_parameter"
+        )
+    where = ".".join(place)
+    if problem["type"] == "missing":
+        return ApiError(f"missing required argument: {where}", param=name)
+    told = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] in ("dict_type", "model_type", "model_attributes_type"):
+        told = "give an object"
+    return ApiError(f"{where}={_echo(problem['input'])}: {told}", param=where)
+
+
+def _echo(value: object) -> str:
+    """A wrong value, as much of it as helps."""
+    given = repr(value)
+    return given if len(given) <= LONGEST_ECHO else f"{given[:LONGEST_ECHO]}..."
