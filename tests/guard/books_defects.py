@@ -69,8 +69,8 @@ def an_allocation_that_makes_room_for_more(put: Patch) -> None:
     scene = Scene()
     put.into(
         scene.cache.evictor,
-        make_room=lambda self, component, n_slots, tenant: make(
-            self, component, n_slots + 1, tenant
+        make_room=lambda self, component, n_slots, tenant, promised: make(
+            self, component, n_slots + 1, tenant, promised
         ),
     )
     scene.cached(PROMPT)

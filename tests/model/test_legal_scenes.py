@@ -94,7 +94,7 @@ def test_pages_given_back_for_want_of_room_are_no_sign_that_the_grid_was_met() -
         reserve=4,
         along=1,
     )
-    state.quiesce(finish=True, index=0)
+    state.quiesce(finish=True, polls=False, index=0)
     state.finish(index=0)
     state.evict(index=7, n_slots=1, tier=Tier.DEVICE)
     state.begin(
@@ -194,7 +194,7 @@ def test_a_state_that_one_call_shares_and_evicts_with_its_window_is_gone() -> No
     state.clear_before_admission(alone=False, index=0)
     other = (*stem, 2, 2, 1, 1, 2, 1, 1, 2, 2)
     state.begin(stem=other, length=20, tail=(), chunk=1, namespace=None, reserve=1, along=1)
-    state.quiesce(finish=False, index=1)
+    state.quiesce(finish=False, polls=False, index=1)
     state.load_back(index=0)
     state.prefill(index=0, limit=None, whole=True)
     state.checkpoint(index=0)

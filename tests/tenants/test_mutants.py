@@ -116,9 +116,9 @@ def promises_count_on_others_guarantees(patch: Patch) -> None:
     replaced(
         patch,
         TenantLedger,
-        "headroom",
-        "committed if committed > guarantee else guarantee",
-        "committed",
+        "claim",
+        "kept if kept > guarantee else guarantee",
+        "kept",
     )
 
 
@@ -126,8 +126,8 @@ def promises_of_others_are_forgotten(patch: Patch) -> None:
     replaced(
         patch,
         TenantLedger,
-        "headroom",
-        "committed if committed > guarantee else guarantee",
+        "claim",
+        "kept if kept > guarantee else guarantee",
         "guarantee",
     )
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvgraft import Direction, Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft.transfers import CpuTransferEngine, SteppedTransferEngine
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS
@@ -267,7 +267,7 @@ def test_a_failed_backup_leaves_no_trace_and_can_be_made_again(name: str) -> Non
 
 
 def test_draining_is_bounded_and_says_whether_all_ended() -> None:
-    cache = SETUPS["full"].open(timeout_s=0.1)
+    cache = SETUPS["full"].open(timeout_s=0.1, engine=CpuTransferEngine())
     server, fence = Server(cache), Held()
     computed(server, PROMPT, fence)
     started = time.monotonic()

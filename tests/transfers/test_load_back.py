@@ -475,7 +475,12 @@ def test_a_load_that_brings_a_state_is_never_skipped(name: str) -> None:
 
 
 def test_nothing_in_the_life_of_a_request_waits_for_a_stuck_transfer() -> None:
-    cache, server = on_host(SETUPS["full+swa+mamba"], timeout_s=0.1, mamba={"states": 64})
+    cache, server = on_host(
+        SETUPS["full+swa+mamba"],
+        timeout_s=0.1,
+        mamba={"states": 64},
+        engine=CpuTransferEngine(),
+    )
     fence = Held()
     started = time.monotonic()
     stuck = server.begin([*PROMPT, 1, 2])

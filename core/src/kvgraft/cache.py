@@ -312,7 +312,8 @@ class Cache:
 
         A deferred request keeps its lease, and with it room that others may wait for: abort it
         and begin it again later. `Decision.waits_for` says who holds the room: after a step that
-        defers while nothing runs, copies in flight may be all there is to wait for.
+        defers while nothing runs, copies in flight may be all there is to wait for. `poll`, and ask
+        again; if `waits_for.overdue` names some that do not end, give the request up.
 
         A request that would be admitted is deferred, at most as often as its `patience` says, while
         another computes pages that it would resume from: `Decision.pending` names them. The next
@@ -543,8 +544,7 @@ class Cache:
         The same as, for each of them: `computed` with the tokens that the last step gave slots to,
         then `allocate(n_tokens)`, and where that has room `key.extend` with its new tokens. A
         request gets the slots of all components or none, and is then among `refused`, its key as it
-        was; that its last tokens were computed is noted all the same. Copies of evicted data that
-        do not end in time refuse it, too.
+        was; that its last tokens were computed is noted all the same.
 
         A request has a row in the tables of `table_rows` from its first step until it ends or
         restarts. Other calls may be made with it between two steps: the next one reads its row

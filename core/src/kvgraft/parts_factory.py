@@ -227,8 +227,8 @@ class PartsFactory:
             return NoPayloadTransferEngine()
         if self.runtime is not None:
             on_streams: type[StreamTransferEngine] = optional("transfers on streams")
-            return on_streams(self.runtime)
-        return CpuTransferEngine()
+            return on_streams(self.runtime, fence_timeout_s=self.config.transfer_timeout_s)
+        return CpuTransferEngine(fence_timeout_s=self.config.transfer_timeout_s)
 
     def journal(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> Journal:
         """The transfers in flight."""

@@ -14,6 +14,7 @@ from kvgraft.admission.decision import Decision, Outcome, Waiting
 from kvgraft.admission.promises import Budget
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import LeaseError
+from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.hits import HitCounts
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.load_back import LoadBacks
@@ -93,6 +94,8 @@ class Serving:
         self.publisher: Publisher = cache.publisher
         self.rows: Rows = cache.rows
         self.journal: Journal = cache.journal
+        self.clean_reserve: CleanReserve = cache.clean_reserve
+        self.timeout_s: float = cache.config.transfer_timeout_s
         self.arenas: Arenas | None = cache.arenas
         self.storage: StorageTier | None = cache.storage or None
 
@@ -138,6 +141,11 @@ class Serving:
             decision = self.budget.decide(request)
         elif request.patience and decision.admitted:
             decision = self._put_off(request) or decision
+        self.clean_reserve.waited_for = [
+            (self.tree.by_name[each.component].device, each.needed)
+            for each in decision.shortages
+            if each.pool == "device"
+        ]
         if decision.admitted:
             self.uses.admitted(request)
             loaded = self.hits.count(request)
@@ -352,6 +360,7 @@ class Serving:
             self.storage.n_in_flight if self.storage is not None else 0,
             self.arenas.n_pending if self.arenas is not None else 0,
             len(self.pins),
+            self.journal.n_overdue(self.timeout_s),
         )
 
     def _limit(self, request: Request) -> int:

@@ -282,6 +282,24 @@ def test_a_bus_that_keeps_failing_costs_hits_or_requests_never_answers_or_progre
         transfers.run_all()
 
 
+@pytest.mark.parametrize("write_policy", ["write-through", "write-back"])
+def test_where_no_copy_ever_ends_each_request_is_answered_or_told_so(
+    write_policy: str, tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
+    model, transfers = tiny("llama", torch.float64), SteppedTransferEngine()
+    slow = {"write_policy": write_policy, "transfer_timeout_s": 0.05}
+    engine = open_engine(model, transfers=transfers, **slow)
+    prompts = [tokens(100, seed) for seed in range(12)]
+    generations = engine.generate([GenerationRequest(each, 6, ignore_end=True) for each in prompts])
+    answered = [each for each in generations if each.finish is FinishReason.LENGTH]
+    for generation in answered:
+        assert generation.tokens == greedy(model, prompts[generations.index(generation)], 6)
+    refused = [each for each in generations if each not in answered]
+    assert all("overdue" in str(each.error) for each in refused)
+    assert len(answered) == 12 or (answered and write_policy == "write-through")
+    transfers.run_all()
+
+
 def test_tokens_come_out_one_by_one_and_the_last_says_why(
     tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
 ) -> None:

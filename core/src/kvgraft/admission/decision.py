@@ -89,6 +89,8 @@ class Waiting(NamedTuple):
         memory: pools that are to get memory of others, with one budget for several; `poll` moves
             it.
         pins: pinned prefixes; their slots come back when they are unpinned.
+        overdue: those of the transfers that did not end within `transfer_timeout_s`; if they never
+            do, neither does the wait.
     """
 
     running: int
@@ -97,6 +99,7 @@ class Waiting(NamedTuple):
     storage: int
     memory: int = 0
     pins: int = 0
+    overdue: int = 0
 
     def __str__(self) -> str:
         parts = (
@@ -106,6 +109,7 @@ class Waiting(NamedTuple):
             (self.storage, "storage calls"),
             (self.memory, "pools that get memory of others"),
             (self.pins, "pinned prefixes"),
+            (self.overdue, "of the transfers overdue, see transfer_timeout_s"),
         )
         named = [f"{name}: {count}" for count, name in parts if count]
         return f"waits for {', '.join(named)}" if named else "waits for nothing"

@@ -1,10 +1,10 @@
-"""Checks of operations that raise (I8, R2, A7)."""
+"""Checks of operations that raise (I8, R2)."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvgraft.errors import ContractViolation, PluginHookError, TransferError
+from kvgraft.errors import ContractViolation, PluginHookError
 from kvgraft.guard.books import FREE, IN_FLIGHT, PINNED, PRIVATE, PROMISED, Counts, Reading
 from kvgraft.guard.standing import Standing
 from kvgraft.guard.watched import Watched
@@ -51,8 +51,6 @@ class Failing:
         """
         now = self.watched.books.read()
         self.standing.check_balance(attempt.name, now)
-        if attempt.name == "load_back" and isinstance(error, TransferError):
-            self._check_had_room(attempt.request)
         kept = self._kept(attempt, error)
         for at, (before, after) in enumerate(zip(attempt.was.counts, now.counts)):
             if any(before[term] != after[term] for term in kept):
@@ -86,17 +84,3 @@ class Failing:
         if name == "load_back":
             raise ContractViolation("R2", pool.component, evidence)
         raise ContractViolation("I8", pool.component, evidence)
-
-    def _check_had_room(self, request: Request | None) -> None:
-        """An admitted load-back finds its slots, unless copies to HOST that hold them hang."""
-        if request is None:
-            return
-        for part in request.parts:
-            component, needed = part.component, part.host_slots
-            if needed > component.device.free and not self.standing.leaving(component.index):
-                raise ContractViolation(
-                    "A7",
-                    component.name,
-                    f"the load-back of an admitted request needs {needed} slots: "
-                    f"{component.device.equation()}",
-                )

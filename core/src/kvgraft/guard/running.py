@@ -12,7 +12,6 @@ from kvgraft.guard.leavings import Belongings, Departed
 from kvgraft.guard.paths import follow
 from kvgraft.guard.shares import Offer
 from kvgraft.guard.watched import After, Watched
-from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import Due
 from kvgraft.requests.request import Request
 from kvgraft.requests.state_slots import InnerStates
@@ -329,22 +328,16 @@ class Running:
     # -- promises
 
     def _headrooms(self, reading: Reading) -> list[int]:
-        """Slots of each DEVICE pool that nobody was promised; slots being demoted count."""
+        """Slots of each DEVICE pool that nobody was promised; slots being demoted count.
+
+        They come free with their copies.
+        """
         found = []
         for at in range(self.books.n_device):
             counts = reading.counts[at]
-            leaving = self._leaving(at) if self.watched.write_back else 0
+            leaving = sum([each.leaving for each in self.tree.components[at].devices])
             found.append(counts[FREE] + counts[EVICTABLE] + leaving - counts[PROMISED])
         return found
-
-    def _leaving(self, index: int) -> int:
-        """DEVICE slots of a component that come free when their copies have ended."""
-        return sum(
-            len(slots) // SLOT_BYTES
-            for operation in self.watched.operations()
-            for other, slots in operation.detached
-            if other == index
-        )
 
     def _check_headroom(
         self, name: str, falls: Sequence[int], rooms: list[int], now: Reading

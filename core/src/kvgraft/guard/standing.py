@@ -9,7 +9,6 @@ from kvgraft.guard.books import EVICTABLE, PINNED, PRIVATE, PROMISED, Counts, Re
 from kvgraft.guard.leases import Moment
 from kvgraft.guard.pins import Pinning
 from kvgraft.guard.watched import Watched
-from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
 
 __all__ = ["Standing"]
@@ -147,25 +146,15 @@ class Standing:
         )
 
     def _check_headroom(self, at: int, name: str) -> None:
-        """Promises exceed the slots left; slots being demoted come free with their copy."""
+        """Promises exceed the slots left."""
         pool = self.books.pools[at]
         ledger = pool.ledger
-        leaving = self.leaving(at) if at < self.books.n_device else 0
-        if ledger.headroom + leaving < 0:
+        if ledger.headroom < 0:
             raise ContractViolation(
                 "A12",
                 pool.component,
                 f"{ledger.overdrawn} after {name}",
             )
-
-    def leaving(self, index: int) -> int:
-        """DEVICE slots of a component that transfers in flight will free."""
-        return sum(
-            len(slots) // SLOT_BYTES
-            for operation in self.watched.operations()
-            for other, slots in operation.detached
-            if other == index
-        )
 
     def _check_moved(self, at: int, name: str, moved: int) -> None:
         """The tree's data leaves as evictions (I2) and arrives by inserts and transfers (B3)."""

@@ -26,7 +26,7 @@ def room_for(ledger: Ledger, mine: int = 0) -> int:
     taken = 0
     for other in ledger.pool.parts:
         if other is not ledger:
-            taken += max(other.guarantee, _committed(other))
+            taken += _claim(other)
     return min(ledger.capacity - taken, ledger.limit) - _committed(ledger) + mine
 
 
@@ -40,6 +40,11 @@ def most_for(ledger: Ledger) -> int:
 
 def _committed(ledger: TenantLedger) -> int:
     return ledger.pinned + ledger.private + ledger.in_flight + ledger.promised
+
+
+def _claim(ledger: TenantLedger) -> int:
+    """Slots that others' promises leave to a tenant; those on their way out are beside all else."""
+    return max(ledger.guarantee, _committed(ledger) - ledger.leaving) + ledger.leaving
 
 
 def _kept(ledger: TenantLedger) -> int:
@@ -200,10 +205,9 @@ class Tenancy:
         for component in self.tree.components:
             for on_device in (True, False):
                 ledgers = self._ledgers(component, on_device=on_device)
-                taken = leaving = 0
+                taken = 0
                 for each in ledgers:
-                    taken += max(each.guarantee, _committed(each))
-                    leaving += each.leaving
+                    taken += _claim(each)
                     if _kept(each) + each.leaving > each.limit:
                         raise ContractViolation(
                             "K5",
@@ -211,7 +215,7 @@ class Tenancy:
                             f"tenant {each.tenant.name!r} has {_kept(each) + each.leaving} "
                             f"{each.tier.value} slots after {name}, its limit is {each.limit}",
                         )
-                if ledgers and taken - leaving > ledgers[0].capacity:
+                if ledgers and taken > ledgers[0].capacity:
                     raise ContractViolation(
                         "A12",
                         component.name,

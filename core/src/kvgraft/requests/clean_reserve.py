@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from kvgraft.compiled import mypyc_attr
@@ -13,6 +14,7 @@ from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.eviction import Victim
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.lifetimes import EXPIRED
 from kvgraft.tree.node import CLEAN, ON_DEVICE, Node
 from kvgraft.tree.tree import Tree
@@ -51,6 +53,7 @@ class CleanReserve:
 
     Attributes:
         share: one in so many DEVICE slots of a pool is free, or in its reserve.
+        waited_for: pools, with the slots that the last request asked of them if they were short.
     """
 
     def __init__(self, tree: Tree, journal: Journal, evictor: Evictor, policy: WritePolicy) -> None:
@@ -58,6 +61,7 @@ class CleanReserve:
         self.journal = journal
         self.evictor = evictor
         self.share = RESERVE_SHARE
+        self.waited_for: Sequence[tuple[PoolBooks, int]] = ()
         self.components = [
             component
             for component in tree.mirrored
@@ -69,7 +73,16 @@ class CleanReserve:
         return -(-component.device.capacity // self.share)
 
     def fill(self) -> None:
-        """Take the next victims into the reserve of each pool that lacks some. Never waits."""
+        """Take the next victims into the reserve of each pool that lacks some. Never waits.
+
+        Copies pin their data and what is above it. They wait while a deferred request would fit:
+        the next call admits it, so it waits for those in flight alone (A8).
+        """
+        waited_for = self.waited_for
+        if waited_for and all(needed <= pool.headroom for pool, needed in waited_for):
+            return
+        if self.journal.hangs(Direction.BACKUP):
+            return
         for component in self.components:
             wanted = self.wanted(component)
             lacking = wanted - component.device.free - component.clean.n_slots

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import WritePolicy
-from kvgraft.errors import ContractViolation, KvgraftError, TransferError
+from kvgraft.errors import ContractViolation, KvgraftError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.clearing import Sweeper
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import Victim
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 
 __all__ = ["Evictor"]
+
+MOST_PIECES: Final = 16
+"""A victim is copied in so many pieces at most: each is waited for."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -25,7 +31,7 @@ class Evictor:
         tree: decides on victims.
         journal: copies them out first under write-back.
         policy: the write policy.
-        timeout_s: longest wait for the victims' copies; then others are dropped instead (E4).
+        timeout_s: longest wait for a copy; then data is dropped instead (E4).
 
     Attributes:
         sweeper: frees cleared data, which goes before all other.
@@ -73,17 +79,26 @@ class Evictor:
             self.tree.asker = asked
         return ledger.room >= n_slots
 
-    def make_room(self, component: TreeComponent, n_slots: int, tenant: int | None) -> None:
-        """Free DEVICE slots of one component until `n_slots`, all promised, are free (A7).
+    def make_room(
+        self, component: TreeComponent, n_slots: int, tenant: int | None, promised: int
+    ) -> None:
+        """Free DEVICE slots of one component until `n_slots` are free (A7).
 
-        Raises:
-            TransferError: copies of evicted data did not end in time.
+        `promised` of them are a request's; the headroom has the others, and keeps them meanwhile.
         """
-        if not self.free_device(component, n_slots, tenant):
-            raise TransferError(
-                f"component {component.name!r}: free({component.device.free}) < needed({n_slots}) "
-                f"after waiting {self.timeout_s} s for copies of evicted data; check the transfer "
-                "engine"
+        ledger = component.device if tenant is None else component.devices[tenant]
+        others = max(0, n_slots - promised)
+        assert isinstance(ledger, Ledger)
+        ledger.promised += others
+        try:
+            made = self.free_device(component, n_slots, tenant)
+        finally:
+            ledger.promised -= others
+        if not made:
+            raise ContractViolation(
+                "A7",
+                component.name,
+                f"needed({n_slots}), promised({promised}), and {component.device.equation()}",
             )
 
     def evict(self, component: TreeComponent, n_slots: int, tier: Tier) -> int:
@@ -124,8 +139,10 @@ class Evictor:
     def _demote(self, component: TreeComponent, n_slots: int) -> None:
         """Evict with a backup first; data that HOST cannot take is dropped, so that room is made.
 
-        Waits for the copies, at most `timeout_s` in all; slots still missing then come from other
-        victims, unbacked: a slow or failed backup never blocks device progress (E4).
+        A copy holds its slots until it ends, and may never end: it takes them out of the headroom,
+        and what that lacks is dropped, so promises do not depend on copies (A7). Waits for each
+        copy, at most `timeout_s`; slots still missing then come from other victims, unbacked: a
+        slow or failed backup never blocks device progress (E4).
         """
         asker = self.tree.asker
         ledger = component.device if asker is None else component.devices[asker]
@@ -135,7 +152,18 @@ class Evictor:
             victim = eviction.next_device_victim(self.tree, component)
             if victim is None:
                 break
-            operation = self._begin(victim)
+            unbacked = self._unbacked(victim)
+            if unbacked and not _is_afforded(victim, unbacked):
+                self._settle(self._copies_of(unbacked))
+                on_their_way = 0  # others have ended, or are overdue
+                if ledger.room >= n_slots:
+                    component.queue_device(victim.node)
+                    break
+                if not eviction.still_there(victim):
+                    continue
+                victim = self._cut(victim, unbacked)
+                unbacked = self._unbacked(victim)
+            operation = self._begin(victim, unbacked)
             if operation is not None:
                 on_their_way += sum(
                     len(slots) // SLOT_BYTES
@@ -154,11 +182,11 @@ class Evictor:
         self._drop(component, n_slots)
         if ledger.room < n_slots:
             # Copies that outlasted an earlier call hold slots as well, and so do those made ahead.
-            self._settle(self._copies_of(component))
+            self._settle(self._copies_of([component]))
             self._drop(component, n_slots)
 
     def _settle(self, transfers: list[Transfer]) -> None:
-        """Wait for copies to end, if there are any, at most `timeout_s`."""
+        """Wait for copies to end, if there are any, each at most `timeout_s`."""
         if transfers:
             self.journal.counters[Direction.BACKUP].waits += 1
             self.journal.settle(transfers, self.timeout_s)
@@ -170,22 +198,48 @@ class Evictor:
         if ledger.room < n_slots:
             eviction.evict_device(self.tree, component, n_slots - ledger.room)
 
-    def _copies_of(self, component: TreeComponent) -> list[Transfer]:
-        """Transfers to HOST that hold DEVICE slots of a component until they end."""
+    def _copies_of(self, components: list[TreeComponent]) -> list[Transfer]:
+        """Transfers to HOST that hold DEVICE slots of some components until they end."""
+        indexes = {component.index for component in components}
         return [
             transfer
             for transfer in self.journal.queues[Direction.BACKUP]
             if transfer.operation is not None
-            and any(pair.component == component.index for pair in transfer.operation.pairs)
+            and any(pair.component in indexes for pair in transfer.operation.pairs)
         ]
 
-    def _begin(self, victim: Victim) -> operations.Operation | None:
-        """Reserve HOST slots for a victim's data not there yet; None if all is, or HOST is full."""
+    def _unbacked(self, victim: Victim) -> list[TreeComponent]:
+        """Components whose data leaves and has no copy; none if HOST does not take it."""
+        if self.journal.hangs(Direction.BACKUP):
+            return []
+        unbacked = [
+            each
+            for each in operations.needs_backup(self.tree, victim.node)
+            if each in victim.components
+        ]
+        admitted = all(eviction.is_admitted(self.tree, victim, each) for each in unbacked)
+        return unbacked if admitted else []
+
+    def _cut(self, victim: Victim, unbacked: list[TreeComponent]) -> Victim:
+        """The part of a victim that promises hold without; all of it where that is small.
+
+        What every boundary below needs goes from its end, other pages the oldest first.
+        """
+        node, component = victim.node, victim.component
+        afforded, pages = _afforded_pages(victim, unbacked), node.end - node.start
+        if not pages <= afforded * MOST_PIECES or afforded == pages:
+            return victim
+        if component.is_prefix_closed or component.is_state:
+            self.tree.split(node, node.end - afforded)
+            return victim
+        first = self.tree.split(node, node.start + afforded)
+        component.queue_device(node)
+        return eviction.victim_at(self.tree, first, component) or victim
+
+    def _begin(self, victim: Victim, unbacked: list[TreeComponent]) -> operations.Operation | None:
+        """Reserve HOST slots for a victim's data; None if HOST is full, or promises need DEVICE."""
         node = victim.node
-        unbacked = [t for t in operations.needs_backup(self.tree, node) if t in victim.components]
-        if not all(eviction.is_admitted(self.tree, victim, each) for each in unbacked):
-            return None
-        if not unbacked:
+        if not unbacked or not _is_afforded(victim, unbacked):
             return None
         for component in unbacked:
             # It stays its tenant's data, so its tenant's share of HOST has to hold it.
@@ -204,3 +258,21 @@ class Evictor:
         if operation is not None:
             eviction.lift_recency(self.tree, node, parent)
         return operation
+
+
+def _is_afforded(victim: Victim, unbacked: list[TreeComponent]) -> bool:
+    """Whether promises hold without a victim's DEVICE slots, for as long as its copy takes."""
+    return _afforded_pages(victim, unbacked) >= victim.node.end - victim.node.start
+
+
+def _afforded_pages(victim: Victim, unbacked: list[TreeComponent]) -> int:
+    """The last pages of a victim that promises hold without; all of them, or fewer."""
+    node = victim.node
+    pages = node.end - node.start
+    for component in unbacked:
+        room = min(component.device.headroom, component.devices[node.tenant].headroom)
+        if component.is_state:
+            pages = pages if room > 0 else 0
+        else:
+            pages = min(pages, max(0, room) // component.slots_per_page)
+    return pages

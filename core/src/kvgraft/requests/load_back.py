@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.compiled import mypyc_attr
-from kvgraft.errors import TransferError
+from kvgraft.errors import ContractViolation
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.request import Request
@@ -30,9 +30,6 @@ class LoadBacks:
 
         Room is made per pool, for its own shortfall (R3); all slots are reserved or none (R4). An
         error leaves the request as it was, so that it may ask again (I8).
-
-        Raises:
-            TransferError: no room, because copies that hold it do not end.
         """
         components = self.tree.components
         waits = [
@@ -45,12 +42,14 @@ class LoadBacks:
             for component, nodes in zip(components, plan):
                 if nodes:
                     n_slots = sum(component.n_slots(node) for node in nodes)
-                    self.evictor.free_device(component, n_slots, request.root.tenant)
+                    self.evictor.make_room(component, n_slots, request.root.tenant, n_slots)
             operation = operations.begin_load_back(self.tree, request.receipt)
             if operation is None:
-                raise TransferError(
-                    "load-back of an admitted request found no room: copies to HOST do not end; "
-                    "abort the request, see transfer_timeout_s"
+                n_nodes = sum([len(each) for each in plan])
+                raise ContractViolation(
+                    "A7",
+                    None,
+                    f"load-back of an admitted request found no room for {n_nodes} nodes",
                 )
             waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
         for part in request.parts:

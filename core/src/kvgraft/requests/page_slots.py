@@ -26,11 +26,7 @@ class PageSlots:
         self.evictor = evictor
 
     def allocate_pages(self, request: Request, pages: int) -> bool:
-        """Slots for the next `pages` pages, of every paged component or of none.
-
-        Raises:
-            TransferError: copies of evicted data did not end in time, so the room is not there.
-        """
+        """Slots for the next `pages` pages, of every paged component or of none."""
         first, end = request.allocated, request.allocated + pages
         needs: list[tuple[Part, int]] = []
         for part in request.parts:
@@ -46,7 +42,8 @@ class PageSlots:
                 needs.append((part, n))
         for part, n in needs:
             if n > part.account.ledger.room:
-                self.evictor.make_room(part.component, n, request.root.tenant)
+                promised = part.account.promised
+                self.evictor.make_room(part.component, n, request.root.tenant, promised)
             if part.host_account is not None:
                 self.evictor.free_host(part.component, n, request.root.tenant)
         for part, n in needs:

@@ -72,8 +72,8 @@ class ResumePoints:
         made: points by kind: boundaries whose data went to the tree; one that was lost and made
             again counts twice.
         used: requests that were admitted and resume there.
-        skipped: points left out: a state found no slot, none in time, was not handed over, or could
-            never fit (I11).
+        skipped: points left out: a state found no slot, was not handed over, or could never fit
+            (I11).
         reasons: why the last one was skipped, of kinds of which some were.
         spacing: pages between points of a grid.
         state_spacing: pages between states that are left behind at the ends of chunks.

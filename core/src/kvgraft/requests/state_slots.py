@@ -140,7 +140,7 @@ class StateSlots:
         """Keep states from inside the chunk that began at token `start` (I10, I11).
 
         A point is kept for every state component or for none: where the engine hands over nothing,
-        or a pool has no slot to spare or gets none in time, it is skipped.
+        or a pool has no slot to spare, it is skipped.
         """
         size = self.tree.page_size
         for page in self.points.inside_chunk(request, start, request.computed):
@@ -177,17 +177,11 @@ class StateSlots:
             part.account.forgo(1)
 
     def _no_room_for_states(self, request: Request, *, promised: bool) -> str:
-        """Make room for a state of every component, promised or of the headroom; else why not."""
+        """Why there is no state of every component to take, promised or of the headroom."""
         for part in request.state_parts:
             mine = part.account.promised if promised else 0
             if mine < 1 and part.account.ledger.headroom < 1:
                 return _no_headroom(part.component)
-        for component in self.state_components:
-            if not self.evictor.free_device(component, 1, request.root.tenant):
-                return (
-                    f"component {component.name!r} waited {self.evictor.timeout_s} s in vain for "
-                    "copies of evicted states"
-                )
         return ""
 
     def settle_due(self, request: Request) -> None:
@@ -227,9 +221,6 @@ class StateSlots:
         """Copy the live state if it is due, as a captured one or as the decode's last boundary.
 
         Without a slot the point is skipped (I11); nothing fails for want of one.
-
-        Raises:
-            TransferError: copies of evicted data did not end in time; the state is due still.
         """
         if not part.due or part.live is None:
             return
@@ -295,7 +286,7 @@ class StateSlots:
         if account.promised < 1 and account.ledger.headroom < 1:
             return None
         if account.ledger.room < 1:
-            self.evictor.make_room(part.component, 1, request.root.tenant)
+            self.evictor.make_room(part.component, 1, request.root.tenant, account.promised)
         return account.take(1)
 
     def copy(self, component: TreeComponent, source: bytes, target: bytes) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 
 from kvgraft.compiled import mypyc_attr
-from kvgraft.errors import ConfigError, KvgraftError, LeaseError, TransferError
+from kvgraft.errors import ConfigError, KvgraftError, LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.reach import FAR
 from kvgraft.refusals import of_type
@@ -357,7 +357,7 @@ class Stepper:
         elif not self.shares_pools and self._has_room(n_pages):
             self._take(batch, np.flatnonzero(~batch.slow))
             for at in np.flatnonzero(batch.slow).tolist():
-                if not _given(allocate, batch.requests[at], batch.n_tokens):
+                if not allocate(batch.requests[at], batch.n_tokens):
                     refused.append(at)
         else:
             refused = self._take_in_order(batch, allocate)
@@ -387,41 +387,25 @@ class Stepper:
             if is_slow:
                 take_together()
                 needed = 0
-                if not _given(allocate, request, batch.n_tokens):
+                if not allocate(request, batch.n_tokens):
                     refused.append(at)
                 continue
             if n and (self.shares_pools or not self._has_room(needed + n)):
                 take_together()
                 needed = 0
-                if not self._make_room(request, n):
-                    refused.append(at)
-                    self._stands(batch, at)
-                    continue
+                self._make_room(request, n)
             together.append(at)
             needed += n
         take_together()
         return refused
 
-    def _make_room(self, request: Request, n_pages: int) -> bool:
-        """Room for a request's promised pages; False if copies of evicted data are too slow."""
+    def _make_room(self, request: Request, n_pages: int) -> None:
+        """Room for a request's promised pages."""
         tenant = request.root.tenant
-        try:
-            for component in self.rows.paged:
-                ledger, n = component.devices[tenant], n_pages * component.slots_per_page
-                if n > ledger.room:
-                    self.evictor.make_room(component, n, tenant)
-        except TransferError:
-            return False
-        return True
-
-    def _stands(self, batch: Batch, at: int) -> None:
-        """The states of a request without slots that stands on a page are still to be kept."""
-        request, row = batch.requests[at], batch.rows[at]
-        if self.rows.tracks[row] and batch.noted[at] and not request.computed % self.state_tokens:
-            page = request.computed // self.tree.page_size
-            for part in request.state_parts:
-                part.due = page
-        self.rows.touch(int(row))
+        for component in self.rows.paged:
+            n = n_pages * component.slots_per_page
+            if n > component.devices[tenant].room:
+                self.evictor.make_room(component, n, tenant, n)
 
     def _take(self, batch: Batch, fast: Ints) -> None:
         """Slots out of the promises of requests for which nothing else is due."""
@@ -639,14 +623,6 @@ class Stepper:
 def _no_request(requests: Sequence[object]) -> object:
     """The first that is none."""
     return next(each for each in requests if not isinstance(each, Request))
-
-
-def _given(allocate: Callable[[Request, int], bool], request: Request, n_tokens: int) -> bool:
-    """Whether a request got slots; not if copies of evicted data were too slow."""
-    try:
-        return allocate(request, n_tokens)
-    except TransferError:
-        return False
 
 
 def _take_promised(ledger: Ledger, n: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import TypeAlias
@@ -14,7 +15,8 @@ from kvgraft.transfers.engine import Fence, Ticket
 
 __all__ = ["CpuTransferEngine"]
 
-Submissions: TypeAlias = "queue.SimpleQueue[tuple[Ticket, Fence | None] | None]"
+Submissions: TypeAlias = "queue.SimpleQueue[tuple[Ticket, Fence | None, float] | None]"
+"""Each ticket with its fence, and the time by `time.monotonic` at which it waits no longer."""
 
 
 class CpuTransferEngine:
@@ -22,11 +24,13 @@ class CpuTransferEngine:
 
     Args:
         n_workers: threads; submissions start in order, and with more than one may end out of it.
-        fence_timeout_s: how long a copy waits for its fence before it fails.
+        fence_timeout_s: seconds after its submission at which a copy whose fence was not reached
+            fails; a cache gives the engine it makes its `transfer_timeout_s`.
     """
 
-    def __init__(self, n_workers: int = 1, fence_timeout_s: float = 60.0) -> None:
+    def __init__(self, n_workers: int = 1, fence_timeout_s: float = 30.0) -> None:
         self._queue: Submissions = queue.SimpleQueue()
+        self._fence_timeout_s = fence_timeout_s
         self._workers = [
             threading.Thread(
                 target=_work,
@@ -45,7 +49,7 @@ class CpuTransferEngine:
         """Queue the copies; see `TransferEngine.submit`. Once it is closed they fail at once."""
         ticket = Ticket(copies)
         if self._stop.alive:
-            self._queue.put((ticket, fence))
+            self._queue.put((ticket, fence, time.monotonic() + self._fence_timeout_s))
         else:
             ticket.finish(TransferError("the engine is closed: nothing is copied any more"))
         return ticket
@@ -65,9 +69,9 @@ def _stop(submissions: Submissions, n_workers: int) -> None:
 def _work(submissions: Submissions, fence_timeout_s: float) -> None:
     """Run submissions until told to stop; between two it holds none, and so no pool."""
     while (item := submissions.get()) is not None:
-        ticket, fence = item
+        ticket, fence, until = item
         try:
-            if fence is not None and fence.wait(fence_timeout_s) is False:
+            if fence is not None and fence.wait(max(0.0, until - time.monotonic())) is False:
                 raise TransferError(f"the fence was not reached in {fence_timeout_s} s")
             run_layers(ticket)
         except Exception as error:  # noqa: BLE001 - the ticket carries the error

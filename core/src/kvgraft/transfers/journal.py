@@ -29,10 +29,12 @@ class Transfer:
         operation: the tree's reservation for it; None once it ended.
         ticket: the engine's progress.
         direction: which way it moves data.
+        submitted_s: when it was handed to the engine, by `time.monotonic`.
+        late: whether it was waited for in vain.
         failed: whether it ended without delivering (R5).
     """
 
-    __slots__ = ("direction", "failed", "operation", "queries", "ticket")
+    __slots__ = ("direction", "failed", "late", "operation", "queries", "submitted_s", "ticket")
 
     def __init__(
         self,
@@ -45,6 +47,8 @@ class Transfer:
         self.ticket = ticket
         self.direction = direction
         self.queries = queries
+        self.submitted_s = time.monotonic()
+        self.late = False
         self.failed = False
 
     @property
@@ -147,18 +151,44 @@ class Journal:
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for everything in flight, at most `timeout_s` seconds in all; whether it ended."""
-        return self.settle([each for queue in self.queues.values() for each in queue], timeout_s)
+        deadline = time.monotonic() + timeout_s
+        for queue in self.queues.values():
+            while queue and queue[0].ticket.wait(max(0.0, deadline - time.monotonic())):
+                self.acknowledge(queue.popleft())
+        return not self.n_in_flight
 
-    def settle(self, transfers: Sequence[Transfer], timeout_s: float) -> bool:
-        """Wait for some transfers and those before them, at most `timeout_s` seconds in all."""
+    def settle(self, transfers: Sequence[Transfer], timeout_s: float) -> None:
+        """Wait for some transfers and those before them, at most `timeout_s` seconds in all.
+
+        Copies that never end are waited for once, not by every call.
+        """
         deadline = time.monotonic() + timeout_s
         for transfer in transfers:
             queue = self.queues[transfer.direction]
             while not transfer.ended and queue:
-                if not queue[0].ticket.wait(max(0.0, deadline - time.monotonic())):
+                first = queue[0]
+                if first.late and not first.ticket.done:
+                    break
+                if not first.ticket.wait(max(0.0, deadline - time.monotonic())):
+                    first.late = True
                     break
                 self.acknowledge(queue.popleft())
-        return all(transfer.ended for transfer in transfers)
+
+    def hangs(self, direction: Direction) -> bool:
+        """Whether the next transfer to end was waited for in vain, and has not ended since."""
+        queue = self.queues[direction]
+        return bool(queue) and queue[0].late and not queue[0].ticket.done
+
+    def n_overdue(self, timeout_s: float) -> int:
+        """Transfers in flight that did not end within `timeout_s` seconds."""
+        due_s = time.monotonic() - timeout_s
+        transfers = [each for queue in self.queues.values() for each in queue]
+        return sum(
+            [
+                (each.late or each.submitted_s <= due_s) and not each.ticket.done
+                for each in transfers
+            ]
+        )
 
     def stats(self, direction: Direction) -> TransferStats:
         """A copy of the counts of one direction."""

@@ -128,7 +128,7 @@ class StreamTransferEngine:
 
     kind: type[StreamTicket] = StreamTicket
 
-    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float = 60.0) -> None:
+    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float = 30.0) -> None:
         self.runtime = runtime
         self._loads = _Loads(runtime, fence_timeout_s)
         self._backups = _Backups(runtime, fence_timeout_s)

@@ -434,11 +434,5 @@ def _check_owners(
                 f"recomputed from the tree {recomputed}",
             )
     ledger.check()
-    leaving = sum(
-        len(slots) // SLOT_BYTES
-        for operation in {id(o): o for n in nodes for o in n.operations or ()}.values()
-        for index, slots in operation.detached
-        if device and index == component.index
-    )
-    if ledger.headroom + leaving < 0:  # slots being demoted come free with their copy
+    if ledger.headroom < 0:
         raise IntegrityError("A12", component.name, ledger.overdrawn)

@@ -6,8 +6,9 @@ its own in every pool, and the pool's own terms are the sums. Per pool, in slots
     used       evictable + pinned + private + in flight
     committed  what its requests hold and are promised: used - evictable + promised
     over       used - leaving - guarantee: it has borrowed so much
+    claim      max(guarantee, committed - leaving) + leaving: others cannot have it
 
-Admissions and pins keep `sum of max(guarantee, committed) <= capacity`: running requests never hold
+Admissions, pins and demotions keep `sum of claims <= capacity`: running requests never hold
 or count on another's guarantee, so it is there when its tenant asks (A7, A8). Cached data may lie
 in it, and is evicted for that tenant's requests. Making room takes data of the tenant that borrowed
 most for its weight (K5), and no more than it borrowed: not a slot of a guarantee (K4). A tenant at
@@ -165,6 +166,13 @@ class TenantLedger(Ledger):
         return self.pinned + self.private + self.in_flight + self.promised
 
     @property
+    def claim(self) -> int:
+        """Slots that others' promises leave to it: those on their way out are beside all else."""
+        leaving, guarantee = self.leaving, self.guarantee
+        kept = self.committed - leaving
+        return (kept if kept > guarantee else guarantee) + leaving
+
+    @property
     def over(self) -> int:
         """Slots it has borrowed; those on their way out are given back already."""
         return self.used - self.leaving - self.guarantee
@@ -175,8 +183,7 @@ class TenantLedger(Ledger):
         others = 0
         for each in self.pool.parts:
             if each is not self:
-                committed, guarantee = each.committed, each.guarantee
-                others += committed if committed > guarantee else guarantee
+                others += each.claim
         return min(self.allocator.capacity - others, self.limit) - self.committed
 
     @property
@@ -253,11 +260,7 @@ class SharedLedger(PoolBooks):
     @property
     def headroom(self) -> int:
         """Slots that are guaranteed to nobody and that no request holds or is promised."""
-        taken = 0
-        for each in self._parts:
-            committed, guarantee = each.committed, each.guarantee
-            taken += committed if committed > guarantee else guarantee
-        return self.allocator.capacity - taken
+        return self.allocator.capacity - sum([each.claim for each in self._parts])
 
     @property
     def overdrawn(self) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvgraft.admission import Outcome
+from kvgraft.admission import Decision, Outcome
 from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.cache import Cache
-from kvgraft.errors import ContractViolation, IntegrityError, KvgraftError
+from kvgraft.errors import ContractViolation, IntegrityError, KvgraftError, TransferError
 from kvgraft.requests.request import Request
 from kvgraft_replay.arrivals import Arrivals
 from kvgraft_replay.fetching import Fetching
@@ -23,6 +23,9 @@ from kvgraft_replay.running import Job, Player
 from kvgraft_replay.totals import Totals
 
 __all__ = ["EngineModel", "ReplayEngine"]
+
+MOST_WAITS = 16
+"""How often an engine on which nothing runs waits for what a deferred request lacks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,19 +152,38 @@ class ReplayEngine:
     # -- admission
 
     def _admit(self) -> None:
+        """Admit those that fit. Where nothing runs, what their room waits for is waited for."""
         if self._stalled:
             return
-        deferred = False
+        deferred, waits = self._round(), 0
+        while deferred is not None and not self.n_running:
+            waits += 1
+            if waits > MOST_WAITS or not any(deferred.waits_for or ()):
+                raise ContractViolation(
+                    "A8", None, f"an idle cache, asked {waits} times: {deferred}"
+                )
+            self.cache.drain()
+            if self.cache.journal.n_in_flight:
+                raise TransferError(
+                    f"copies did not end in {self.cache.config.transfer_timeout_s:g} s: {deferred}"
+                )
+            self.cache.poll()
+            deferred = self._round()
+        self._stalled = deferred is not None
+
+    def _round(self) -> Decision | None:
+        """Try those first in line; the first deferral, None for none."""
+        deferred: Decision | None = None
         for job in self.waiting.round():
             if self.n_running >= self.model.max_running:
-                return
+                return None
             request = self._begin(job)
             decision = self.meter.run("admit", job.trace.index, self.cache.admit, request)
             if decision.outcome is Outcome.DEFERRED:
                 self.totals.deferrals += 1
                 self.fetching.deferred(job, request)
                 self.meter.run("finish", job.trace.index, self.cache.abort, request)
-                deferred = True
+                deferred = deferred or decision
                 continue
             self.waiting.take(job)
             if decision.outcome is Outcome.NEVER_FITS:
@@ -172,11 +194,7 @@ class ReplayEngine:
                 self._unserved(job)
                 continue
             self._admitted(job, request)
-        if deferred and not self.n_running:
-            if not self.fetching.busy:
-                raise ContractViolation("A8", None, "a request is deferred by an idle cache")
-            self.cache.drain()
-        self._stalled = deferred and self.n_running > 0
+        return deferred
 
     def _begin(self, job: Job) -> Request:
         left = job.trace.output_tokens - job.decoded

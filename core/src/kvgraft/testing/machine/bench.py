@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar
 
 from kvgraft.config import WritePolicy
-from kvgraft.errors import ContractViolation, KvgraftError, TransferError
+from kvgraft.errors import ContractViolation, KvgraftError
 from kvgraft.testing.machine.brute_force import BruteForce, Gone, Prefix
 from kvgraft.testing.machine.checks import (
     Gains,
@@ -23,7 +23,7 @@ from kvgraft.testing.machine.deriving import model_components
 from kvgraft.testing.machine.engines import Point, Submission
 from kvgraft.testing.machine.hooks import HookCall, Hooks
 from kvgraft.testing.machine.judging import HOOK_RULES, Judge, Stopped
-from kvgraft.testing.machine.legality import Pressure, check_losses, remaining_victims
+from kvgraft.testing.machine.legality import Pressure, check_losses
 from kvgraft.testing.machine.live import Live
 from kvgraft.testing.machine.observing import Snapshot, observe
 from kvgraft.testing.machine.payloads import Payloads
@@ -48,9 +48,6 @@ __all__ = ["Bench"]
 
 T = TypeVar("T")
 
-MAY_GIVE_UP = frozenset({"allocate", "load back", "checkpoint"})
-"""Operations that wait for copies of evicted data, and report copies that do not end."""
-
 SWEEPS = frozenset({"clear", "poll", "drain"})
 """Operations after which cleared data that nobody holds is gone; only the last in small steps."""
 
@@ -73,7 +70,6 @@ class Bench:
         calls: the hook calls of the last call.
         steps: steps of the model so far.
         waited_in_vain: whether a wait for copies ran out in the last call.
-        timed_out: whether the last call gave up waiting for copies, with nothing done.
         counts: events by name, for reports.
         trace: the same in words.
     """
@@ -101,7 +97,7 @@ class Bench:
             self.cache.arenas.mover.told = self.payloads.moved
         self.misread: list[ContractViolation] = []
         self.steps = 0
-        self.waited_in_vain = self.timed_out = False
+        self.waited_in_vain = False
         self.recency = Recency(self.model, setup.keeping)
         self.reserving = Reserving(self.model, self.recency, judge)
         self.cache.clean_reserve.share = RESERVE_SHARE
@@ -233,7 +229,7 @@ class Bench:
         self.counts[name] += 1
         self.payloads.poison()
         after = self.seen = observe(self.cache, self.model)
-        if uses is not None and not self.timed_out:
+        if uses is not None:
             inserted = uses(result) or inserted
         evicts = bool(pressure.device) and self.write_back
         copies_ahead = name == "poll" and doubles
@@ -247,11 +243,8 @@ class Bench:
             self.counts["copied ahead"] += entered
         self.reserving.note(before, after)
         self._note_gone(before, after, inserted or {})
-        if self.timed_out:
-            self._check_given_up(name, pressure)
-        taken = result is not False and not self.timed_out
         gains = Gains(
-            inserted=inserted if inserted is not None and taken else {},
+            inserted=inserted if inserted is not None and result is not False else {},
             remade=_may_evict(pressure, before),
             loads_may_end=acknowledges,
             backups_may_end=acknowledges or evicts,
@@ -280,18 +273,10 @@ class Bench:
         return result
 
     def _attempt(self, name: str, operation: Callable[[], T]) -> T:
-        """Run an operation; an error of it or of a hook is a broken rule.
-
-        But for one that gave up waiting for copies (E4): it may be asked again.
-        """
+        """Run an operation; an error of it or of a hook is a broken rule."""
         failed: Exception | None = None
-        waited, self.timed_out = self.engine.time_outs, False
         try:
             result = operation()
-        except TransferError as error:
-            result = cast(T, None)
-            self.timed_out = self.engine.time_outs > waited and name in MAY_GIVE_UP
-            failed = None if self.timed_out else error
         except Exception as error:  # noqa: BLE001 - the core's error is the finding
             failed = error
         self.calls = self.hooks.take()
@@ -331,30 +316,6 @@ class Bench:
             if failed and not (way is Direction.BACKUP and self.lost_on_host):
                 said = f"{failed} transfers ({way.value}) delivered nothing, all copies ran"
                 self.judge.fail(rule, None, said)
-
-    def let_copies_run(self) -> None:
-        """Everything pending runs, however long somebody waited in vain, and is taken in."""
-        self.engine.outcomes.clear()
-        self.engine.run_all()
-        self.act("poll", self.cache.poll, acknowledges=True)
-
-    def _check_given_up(self, name: str, pressure: Pressure) -> None:
-        """An eviction that gave up waiting had no other victim (E4)."""
-        short = [
-            self.model.component(part)
-            for part, needed in pressure.device.items()
-            if needed is None or self.seen.books[part, "device"].free < needed
-        ]
-        left = [remaining_victims(self.model, self.seen, each, "device") for each in short]
-        self.counts["gave up waiting"] += 1
-        if self.setup.tenants:
-            return  # they may be guaranteed to others
-        self.judge.expect(
-            not all(left),
-            "E4",
-            short[0].name if short else None,
-            lambda: f"{name} gave up waiting for copies, {left} could still be evicted",
-        )
 
     def _cannot_run(self, target: object, error: Exception) -> None:
         name, tier = self.payloads.pool_of.get(id(target), (None, "host"))

@@ -69,7 +69,7 @@ class Donations:
             },
         )
         result = bench.act(name, operation, pressure=pressure, uses=uses)
-        if result is not False and deeper and not bench.timed_out:
+        if result is not False and deeper:
             publishing.check(live, boundary)
         return result
 
@@ -88,10 +88,6 @@ class Donations:
         )
         declined = self.cache.publisher.declined_checkpoints
         moved = self._share(live, boundary, "checkpoint", lambda: self._checkpoint(live, boundary))
-        if bench.timed_out:
-            bench.let_copies_run()
-            self.checkpoint(live)
-            return
         bench.trace.outcome("shared" if moved else "declined")
         if not is_new and not moved:
             return

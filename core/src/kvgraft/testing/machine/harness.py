@@ -298,10 +298,6 @@ class Harness:
             lambda: self.cache.load_back(live.request),
             pressure=Pressure(device=wanted, asks=live.namespace),
         )
-        if bench.timed_out:
-            bench.let_copies_run()
-            self.load_back(live)
-            return
         live.loaded = True
         self._check_too_early(live)
         started = counters.started - started
@@ -493,8 +489,15 @@ class Harness:
 
         self.bench.act("wait in line", all_rounds)
 
-    def quiesce(self, waiting: Live | None, *, finish: bool) -> None:
-        """All other requests end; the waiting one is admitted now (A8)."""
+    def quiesce(self, waiting: Live | None, *, finish: bool, polls: bool = False) -> None:
+        """All other requests end; the waiting one is admitted now (A8).
+
+        Args:
+            waiting: a request that was not admitted before.
+            finish: whether others that run finish; else they are aborted.
+            polls: whether copies in flight end by themselves and the engine polls once; else it
+                drains.
+        """
         self.pins.unpin_all()
         for live in list(self.live):
             if live is waiting:
@@ -503,14 +506,17 @@ class Harness:
                 self.finish(live)
             else:
                 self.abort(live)
-        self.rooms.drain()
+        settle = self.rooms.step_all if polls else self.rooms.drain
+        if polls and waiting is not None and self.admit(waiting).admitted:
+            return
+        settle()
         if waiting is not None:
             decision = self.admit(waiting)
             # Others before it may have asked for another boundary, too: theirs is served first.
             for _ in range(1 if self.cache.arenas is None else MOST_WISHES):
                 if not decision.admitted:
                     # Matching again may have started a backup, whose pins end with it.
-                    self.rooms.drain()
+                    settle()
                     self.rooms.settle_memory()
                     decision = self.admit(waiting)
             self.judge.expect(

@@ -309,11 +309,11 @@ class CacheMachine(Scenes):
         self.harness.rooms.squeeze()
 
     @precondition(lambda self: not self.over and any(each.deferred for each in self.harness.live))
-    @rule(index=picks, finish=st.booleans())
+    @rule(index=picks, finish=st.booleans(), polls=st.booleans())
     @unless_over
-    def quiesce(self, index: int, finish: bool) -> None:  # noqa: FBT001
+    def quiesce(self, index: int, finish: bool, polls: bool) -> None:  # noqa: FBT001
         deferred = [each for each in self.harness.live if each.deferred]
-        self.harness.quiesce(picked(deferred, index), finish=finish)
+        self.harness.quiesce(picked(deferred, index), finish=finish, polls=polls)
 
 
 class MovingMachine(CacheMachine):

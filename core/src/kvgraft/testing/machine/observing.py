@@ -57,6 +57,11 @@ class Share(NamedTuple):
         """Slots that it has borrowed."""
         return self.used - self.leaving - self.guarantee
 
+    @property
+    def claim(self) -> int:
+        """Slots that others cannot have."""
+        return max(self.guarantee, self.committed - self.leaving) + self.leaving
+
 
 class NodeView(NamedTuple):
     """One node: its pages, first to last, and the position of its parent among the views.
@@ -120,9 +125,7 @@ class Snapshot:
         if not shares:
             return books.headroom
         mine = self.tenant_of(namespace)
-        others = sum(
-            max(each.guarantee, each.committed) for at, each in enumerate(shares) if at != mine
-        )
+        others = sum(each.claim for at, each in enumerate(shares) if at != mine)
         return min(books.capacity - others, shares[mine].limit) - shares[mine].committed
 
     def may_take(self, name: str, tier: str, namespace: object, other: object) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from kvgraft.errors import TransferError
 from kvgraft.requests.state_slots import InnerStates
 from kvgraft.requests.stepping import Step
 from kvgraft.testing.machine.bench import Bench
@@ -58,9 +57,6 @@ class Steps:
         pressure = Pressure(device=wanted, host=host, asks=live.namespace)
         standing = plain(request) if promised_by is None else None
         given = self._allocate(live, n_tokens, pressure, first)
-        if bench.timed_out:
-            bench.let_copies_run()
-            given = self._allocate(live, n_tokens, pressure, first)
         if not given:
             if promised_by is not None:
                 said = (
@@ -105,7 +101,7 @@ class Steps:
             pressure=pressure,
             uses=opened,
         )
-        if bench.resuming.matters and not bench.timed_out:
+        if bench.resuming.matters:
             self.publishing.check(live, own.based)
         return given
 
@@ -172,10 +168,7 @@ class Steps:
         """Slots by `allocate`, or in a step of a request alone; its key has the tokens already."""
         if not self._is_stepped(live):
             return self.cache.allocate(live.request, n_tokens)
-        waited = self.bench.engine.time_outs
         step = self.cache.step([live.request], n_tokens=n_tokens, n_computed=0)
-        if step.refused and self.bench.engine.time_outs > waited:
-            raise TransferError(f"step: copies for {live.name} did not end in time")
         if not step.refused:
             self._check_step(live, step, n_tokens)
         return not step.refused

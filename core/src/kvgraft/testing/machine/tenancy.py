@@ -22,10 +22,10 @@ NOBODY = _Nobody()
 def check_reserved(judge: Judge, now: Snapshot) -> None:
     """Running requests, pins and promises leave every other tenant its guarantee (K4, K6).
 
-    Slots on their way out take nothing: a promise waits for their copies.
+    Slots on their way out are beside all else: no promise waits for their copies (A7).
     """
     for (name, tier), shares in now.shares.items():
-        kept = sum(max(each.guarantee, each.committed) - each.leaving for each in shares)
+        kept = sum(each.claim for each in shares)
         capacity = now.books[name, tier].capacity
         if kept > capacity:
             said = f"{tier}: committed and guaranteed are {kept} slots of {capacity}: {shares}"

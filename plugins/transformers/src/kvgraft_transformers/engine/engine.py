@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvgraft import ConfigError, TransferError
+from kvgraft import ConfigError
 from kvgraft_transformers.engine.generation import (
     FinishReason,
     Generation,
@@ -157,12 +157,13 @@ class Engine:
         out, schedule = self._out, self.schedule
         self.memory.cache.poll()
         schedule.fetched()
-        schedule.arrived(self._give_up)
-        schedule.admit(self._reject)
-        schedule.arrived(self._give_up)
+        schedule.arrived(self._fail)
+        schedule.admit(self._reject, self._fail)
+        schedule.arrived(self._fail)
         batch = [(generation, 1) for generation in schedule.decoding()]
         ran = self._compute_alike(batch)
-        ran |= self._compute_alike(schedule.prefilling(self.settings.step_tokens - len(batch)))
+        budget_tokens = self.settings.step_tokens - len(batch)
+        ran |= self._compute_alike(schedule.prefilling(budget_tokens, self._fail))
         if not ran and not out and not schedule.idle:
             self._wait()
         self._out = []
@@ -298,10 +299,6 @@ class Engine:
         generation.finish, generation.error = FinishReason.FAILED, error
         self.totals.failed += 1
         self._out.append(NewToken(generation, None, FinishReason.FAILED))
-
-    def _give_up(self, generation: Generation) -> None:
-        limit_s = self.memory.cache.config.transfer_timeout_s
-        self._fail(generation, TransferError(f"a load-back did not end in {limit_s} s"))
 
     def _reject(self, generation: Generation) -> None:
         generation.finish = FinishReason.REJECTED

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvgraft import Outcome, Prefetch
+from kvgraft import KvgraftError, Outcome, Prefetch, TransferError
 from kvgraft_transformers.engine.generation import Generation
 from kvgraft_transformers.engine.latencies import Latencies
 from kvgraft_transformers.engine.line import PriorityLine
@@ -27,6 +27,9 @@ from kvgraft_transformers.memory import ModelMemory
 from kvgraft_transformers.session import Session
 
 __all__ = ["Schedule"]
+
+GiveUp = Callable[[Generation, KvgraftError], None]
+"""Ends a request for an error, which is of this one alone."""
 
 RETRY_STEPS = 8
 """Steps after which requests that did not fit are tried again although nobody ended."""
@@ -109,7 +112,7 @@ class Schedule:
                 self.waiting.append(generation)
             self._pause = 0
 
-    def admit(self, reject: Callable[[Generation], None]) -> None:
+    def admit(self, reject: Callable[[Generation], None], give_up: GiveUp) -> None:
         """Let waiting requests in while they fit; those first that followed another.
 
         After a round in which none did, the next comes when memory was given back, and at the
@@ -117,13 +120,14 @@ class Schedule:
 
         Args:
             reject: called with requests that never will.
+            give_up: called with requests that wait for copies which do not end, where nothing runs.
         """
         self._follow(reject)
         if self._pause:
             self._pause -= 1
             return
         before = len(self.waiting)
-        while self.waiting and self._round(reject):
+        while self.waiting and self._round(reject, give_up):
             pass
         if before and len(self.waiting) == before:
             self._pause = RETRY_STEPS
@@ -146,7 +150,8 @@ class Schedule:
                 continue
             self.following.remove(generation)
             if decision.admitted:
-                self._start(generation, session)
+                session.load_back()
+                self._start(generation)
                 continue
             self._give_back(generation)
             if decision.outcome is Outcome.NEVER_FITS:
@@ -157,7 +162,7 @@ class Schedule:
         for generation in reversed(back):
             self.waiting.push_front(generation)
 
-    def _round(self, reject: Callable[[Generation], None]) -> bool:
+    def _round(self, reject: Callable[[Generation], None], give_up: GiveUp) -> bool:
         """Try those first in line; whether all of them left it, so that the next may be tried."""
         all_left = True
         for generation in self.waiting.round():
@@ -166,10 +171,15 @@ class Schedule:
             if generation.prefetch is None and not self._fetch(generation):
                 self.waiting.take(generation)
                 continue
-            outcome = self._try(generation)
-            if outcome is Outcome.DEFERRED and generation.session is None:
-                self.totals.deferrals += 1
-                all_left = False
+            try:
+                outcome = self._try(generation)
+                if outcome is Outcome.DEFERRED and generation.session is None:
+                    self._expect_room(generation)
+                    self.totals.deferrals += 1
+                    all_left = False
+                    continue
+            except KvgraftError as error:
+                give_up(generation, error)
                 continue
             self.waiting.take(generation)
             if outcome is Outcome.NEVER_FITS:
@@ -202,22 +212,38 @@ class Schedule:
         if generation.patience is None:
             generation.patience = self.settings.patience_steps
         session = self._begin(generation, reserve, prefetch, generation.patience)
-        decision = generation.decision = session.admit()
+        try:
+            decision = generation.decision = session.admit()
+            if decision.admitted:
+                session.load_back()
+        except KvgraftError:
+            session.abort()
+            raise
         if not decision.admitted and decision.pending is None:
             session.abort()
             return decision.outcome
         generation.session, generation.prefetch = session, None
         if decision.admitted:
-            self._start(generation, session)
+            self._start(generation)
         return decision.outcome
 
-    def _start(self, generation: Generation, session: Session) -> None:
-        """It was admitted: it fetches what only the host has, then runs."""
+    def _expect_room(self, generation: Generation) -> None:
+        """Refuse to wait for a request's room where copies that do not end are all that holds it.
+
+        Raises:
+            TransferError: they are.
+        """
+        decision = generation.decision
+        waits_for = decision.waits_for if decision is not None else None
+        if waits_for is not None and waits_for.overdue and not self.loading and not self.running:
+            raise TransferError(f"{decision}; check the transfer engine")
+
+    def _start(self, generation: Generation) -> None:
+        """It was admitted: what only the host has is on its way, then it runs."""
         now = generation.loading_since = self._clock()
         if not generation.was_admitted:
             generation.was_admitted = True
             self._latencies.queue.record(now - generation.submitted_at)
-        session.load_back()
         self.totals.admissions += 1
         self.loading.append(generation)
 
@@ -265,7 +291,7 @@ class Schedule:
         self.totals.host_tokens += generation.host_tokens
         self.totals.storage_tokens += generation.storage_tokens
 
-    def arrived(self, give_up: Callable[[Generation], None]) -> None:
+    def arrived(self, give_up: GiveUp) -> None:
         """Move requests whose prefix has arrived to the running ones.
 
         Where it failed to arrive, resume from the data on the device alone (R5).
@@ -273,13 +299,14 @@ class Schedule:
         Args:
             give_up: called with requests whose copies do not end in the cache's time.
         """
-        deadline = self._clock() - self.memory.cache.config.transfer_timeout_s
+        limit_s = self.memory.cache.config.transfer_timeout_s
+        deadline = self._clock() - limit_s
         for generation in list(self.loading):
             session = generation.session
             assert session is not None
             if not session.ready:
                 if generation.loading_since < deadline:
-                    give_up(generation)
+                    give_up(generation, TransferError(f"a load-back did not end in {limit_s:g} s"))
                 continue
             if session.load_failed:
                 session.restart()
@@ -333,11 +360,12 @@ class Schedule:
         """Running requests: lower numbers of `priority` first, equal ones oldest first."""
         return sorted(self.running, key=lambda each: each.request.priority)
 
-    def prefilling(self, budget_tokens: int) -> Iterator[tuple[Generation, int]]:
+    def prefilling(self, budget_tokens: int, give_up: GiveUp) -> Iterator[tuple[Generation, int]]:
         """Running requests with a chunk of their prompt to compute, each with its slots.
 
         Args:
             budget_tokens: most tokens over all of them.
+            give_up: called with requests whose slots the cache fails to give.
         """
         cache = self.memory.cache
         for generation in self._by_priority():
@@ -345,7 +373,12 @@ class Schedule:
                 continue
             request = generation.session.request
             n_tokens = cache.next_chunk(request, budget_tokens)
-            if n_tokens and cache.allocate(request, n_tokens):
+            try:
+                given = n_tokens and cache.allocate(request, n_tokens)
+            except KvgraftError as error:
+                give_up(generation, error)
+                continue
+            if given:
                 budget_tokens -= n_tokens
                 yield generation, n_tokens
 
