@@ -12,6 +12,7 @@ import pytest
 
 from kvgraft import Cache, ConfigError, LeaseError, PluginError, Tier, TokenKey
 from kvgraft.config import CacheConfig, StorageSettings, parse_config
+from kvgraft.refusals import ELSEWHERE, VALUES
 
 from .gpu import why_not
 
@@ -233,6 +234,32 @@ def test_an_option_that_does_not_exist_is_told_from_those_that_do() -> None:
     )
     with pytest.raises(PluginError, match="component 'full': no option 'window'; options: device"):
         Cache.open({"full": {"window": 4}}, device_tokens=64)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("block_size", "'page_size'?"),
+        ("num_gpu_blocks", "'device_tokens' (= number of blocks * block_size)?"),
+        ("gpu_memory_utilization", "'device_memory' (= bytes of the pools, such as 40GB)?"),
+        ("hicache_ratio", "'host_tokens' (= ratio * device_tokens)?"),
+        ("hicache_write_policy", "'write_policy'?"),
+        ("max_num_seqs", "'max_requests'?"),
+    ],
+)
+def test_a_setting_of_another_engine_is_answered_with_ours(name: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Cache.open(["full"], device_tokens=64, **{name: 1})
+    assert str(refused.value).startswith(f"no setting {name!r}; did you mean {meant} settings: ")
+
+
+def test_every_name_that_is_meant_is_one_of_ours() -> None:
+    """Settings, options of components, or options of commands."""
+    ours = {*CacheConfig.model_fields, "window", "dtype"}
+    ours |= {"block_tokens", "chunk_tokens", "max_running", "step_tokens"}
+    assert {each for names in ELSEWHERE.values() for each in names} <= ours
+    assert not ELSEWHERE.keys() & ours
+    assert VALUES.keys() <= ELSEWHERE.keys()
 
 
 def test_a_value_that_is_long_is_cut() -> None:

@@ -215,3 +215,26 @@ def test_a_component_that_cannot_be_built_is_listed_with_the_reason(
 def test_the_first_word_of_a_command_names_those_that_begin_with_it() -> None:
     with pytest.raises(click.UsageError, match="did you mean 'new-component' or 'new-policy'"):
         app.cli.main(["new"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--block-size", "16"], "no such option --block-size; did you mean --page-size?"),
+        (
+            ["--num-gpu-blocks", "9"],
+            "did you mean --device-tokens (= number of blocks * block_size)?",
+        ),
+        (["--max-num-seqs=9"], "no such option --max-num-seqs; did you mean --max-running?"),
+    ],
+)
+def test_an_option_of_another_engine_is_answered_with_ours(
+    arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    names = ("--page-size", "--device-tokens", "--max-running")
+    options: list[click.Parameter] = [click.Option([name]) for name in names]
+    monkeypatch.setattr(app, "cli", click.Command("kvgraft", params=options))
+    monkeypatch.setattr("sys.argv", ["kvgraft", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        app.main()
+    assert told in capsys.readouterr().err

@@ -9,7 +9,7 @@ pydantic finds the error; its wording and its links are for programmers of the m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from reprlib import Repr
 from typing import Any, get_args
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-__all__ = ["SettingsModel", "first_refusal", "of_type", "shown"]
+__all__ = ["SettingsModel", "first_refusal", "of_type", "other_names", "shown"]
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -52,6 +52,37 @@ OF_A_TYPE = frozenset({"string_type", *INTEGER, *FLOAT, *OPTIONS})
 
 CLOSE = 0.65
 """Likeness from which on another name may have been meant; `window` is no `kind`."""
+
+
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("block_size", "kv_block_size", "page_tokens"), ("page_size", "block_tokens")),
+    **dict.fromkeys(("num_gpu_blocks", "num_gpu_blocks_override"), ("device_tokens",)),
+    **dict.fromkeys(("max_total_tokens", "max_total_num_tokens"), ("device_tokens",)),
+    **dict.fromkeys(("gpu_memory_utilization", "mem_fraction_static"), ("device_memory",)),
+    **dict.fromkeys(("kv_cache_memory", "kv_cache_memory_bytes"), ("device_memory",)),
+    **dict.fromkeys(("num_cpu_blocks", "hicache_ratio"), ("host_tokens",)),
+    **dict.fromkeys(("swap_space", "kv_offloading_size", "hicache_size"), ("host_memory",)),
+    "hicache_write_policy": ("write_policy",),
+    **dict.fromkeys(("hicache_storage_backend", "kv_transfer_config"), ("storage",)),
+    **dict.fromkeys(("eviction_policy", "radix_eviction_policy"), ("policy",)),
+    **dict.fromkeys(("max_num_seqs", "max_running_requests"), ("max_requests", "max_running")),
+    **dict.fromkeys(("max_model_len", "context_length"), ("max_tokens",)),
+    "max_num_batched_tokens": ("step_tokens",),
+    **dict.fromkeys(("chunked_prefill_size", "long_prefill_token_threshold"), ("chunk_tokens",)),
+    **dict.fromkeys(("kv_cache_dtype", "cache_dtype"), ("dtype",)),
+    "sliding_window": ("window",),
+}
+"""Settings, options and command-line options, by their names in vLLM and SGLang."""
+
+VALUES = {
+    **dict.fromkeys(("num_gpu_blocks", "num_gpu_blocks_override"), "number of blocks * block_size"),
+    "num_cpu_blocks": "number of blocks * block_size",
+    "hicache_ratio": "ratio * device_tokens",
+    **dict.fromkeys(
+        ("gpu_memory_utilization", "mem_fraction_static"), "bytes of the pools, such as 40GB"
+    ),
+}
+"""How the value is got, where it is not the same."""
 
 
 class SettingsModel(BaseModel):
@@ -109,6 +140,20 @@ def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> 
     return f"{name}={value}: give {wanted.format(**bounds)}{example}"
 
 
+def other_names(
+    name: str, known: Collection[str], written: Callable[[str], str] = repr
+) -> list[str]:
+    """The names here of what vLLM or SGLang call so, and how their value is got.
+
+    Args:
+        name: as there.
+        known: names that there are here.
+        written: puts a name into a message.
+    """
+    value = f" (= {VALUES[name]})" if name in VALUES else ""
+    return [written(each) + value for each in ELSEWHERE.get(name, ()) if each in known]
+
+
 def of_type(value: object) -> str:
     """An object in a message, by its type: "an int", "a str", or "None"."""
     if value is None:
@@ -123,8 +168,10 @@ def shown(value: object) -> str:
 
 
 def _unknown(place: list[str], known: Mapping[str, FieldInfo], noun: str) -> str:
-    close = get_close_matches(place[-1], known, n=1, cutoff=CLOSE)
-    meant = f"; did you mean {close[0]!r}?" if close else ";"
+    near = other_names(place[-1], known) or [
+        repr(each) for each in get_close_matches(place[-1], known, n=1, cutoff=CLOSE)
+    ]
+    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     listed = ", ".join(known) or "none"
     return f"no {noun} {'.'.join(place)!r}{meant} {noun}s: {listed}"
 

@@ -23,6 +23,7 @@ from kvgraft.cli.new_policy import new_policy
 from kvgraft.cli.storage import storage
 from kvgraft.errors import KvgraftError
 from kvgraft.packages.installing import how_to_install
+from kvgraft.refusals import other_names
 
 __all__ = ["main"]
 
@@ -112,6 +113,18 @@ def _as_typed(message: str, arguments: Sequence[str]) -> str:
     return re.sub(r"\bsetting (\w+)(?!\.)\b", name, message)
 
 
+def _said(error: click.ClickException) -> str:
+    """Its message; an option of another engine's name is answered with ours."""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        options = {option for each in error.ctx.command.params for option in each.opts}
+        known = [each.lstrip("-").replace("-", "_") for each in options]
+        name = error.option_name.lstrip("-").replace("-", "_")
+        near = other_names(name, known, lambda each: "--" + each.replace("_", "-"))
+        if near:
+            return f"no such option {error.option_name}; did you mean {' or '.join(near)}?"
+    return error.format_message()
+
+
 def main() -> None:
     """Run the command; bad input is one line on stderr and exit status 2."""
     try:
@@ -122,7 +135,7 @@ def main() -> None:
         click.echo("kvgraft: stopped", err=True)
         sys.exit(130)
     except click.ClickException as error:
-        message = error.format_message()
+        message = _said(error)
         if message.startswith("Usage:"):  # the help, where a subcommand is missing
             error.show()
         else:

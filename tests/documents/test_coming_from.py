@@ -1,0 +1,36 @@
+"""The page for users of other engines agrees with the answers that their names get."""
+
+from __future__ import annotations
+
+import re
+
+from kvgraft import Cache, Request, Step
+from kvgraft.config import CacheConfig, StorageSettings
+from kvgraft.refusals import ELSEWHERE
+
+from ..commands import ROOT
+
+PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+ROWS = [line.split(" | ")[:2] for line in PAGE.splitlines() if line.startswith("| `")]
+
+
+def test_names_that_are_answered_are_listed_with_the_same_name_here() -> None:
+    found = set()
+    for there, here in ROWS:
+        for name in ELSEWHERE.keys() & set(re.findall(r"`(\w+)`", there)):
+            ours = {each.replace("-", "_") for each in re.findall(r"[a-z]+(?:[_-][a-z]+)*", here)}
+            assert set(ELSEWHERE[name]) & ours, f"{name}: {here}"
+            found.add(name)
+    assert len(found) >= 15
+
+
+def test_calls_and_settings_of_ours_that_are_named_are_there() -> None:
+    here = " ".join(here for _, here in ROWS)
+    for name in re.findall(r"`Cache\.(\w+)", here):
+        assert hasattr(Cache, name), name
+    for name in re.findall(r"`step\.(\w+)", here):
+        assert name in Step.__slots__ or hasattr(Step, name), name
+    settings = {*CacheConfig.model_fields, *StorageSettings.model_fields}
+    calls = {name for each in (Cache, Request) for name in dir(each)} | {"reserve", "chunk"}
+    words = set(re.findall(r"`([a-z]+(?:_[a-z]+)*)`", here))
+    assert words - settings - calls == {"dtype", "cache_salt"}
