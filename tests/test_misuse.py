@@ -249,7 +249,7 @@ def test_an_option_that_does_not_exist_is_told_from_those_that_do() -> None:
 )
 def test_a_setting_of_another_engine_is_answered_with_ours(name: str, meant: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        Cache.open(["full"], device_tokens=64, **{name: 1})
+        parse_config({"components": ["full"], "device_tokens": 64, name: 1})
     assert str(refused.value).startswith(f"no setting {name!r}; did you mean {meant} settings: ")
 
 
