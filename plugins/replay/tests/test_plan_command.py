@@ -108,7 +108,17 @@ def test_bytes_become_tokens_of_the_model_with_keys_and_values_of_a_byte(
         "4GB",
         "--no-growth",
     )
-    (size,) = planned(trace, *arguments)["sizes"]
+    result = planned(trace, *arguments)
+    (size,) = result["sizes"]
+    assert result["model"] == f"{tmp_path.name} (llama)"
+    (layers,) = result["reaches"]
+    assert layers == {
+        "component": "full",
+        "n_layers": 80,
+        "keeps": "every token",
+        "per": "token",
+        "nbytes": LLAMA_TOKEN_NBYTES // 2,
+    }
     page_nbytes = 64 * LLAMA_TOKEN_NBYTES // 2
     assert size["device_tokens"] == 4 * 10**9 // page_nbytes * 64
     assert size["device_nbytes"] == 4 * 10**9 // page_nbytes * page_nbytes
@@ -222,6 +232,11 @@ def test_the_page_shows_the_tables_and_loads_nothing(trace: Path, tmp_path: Path
         assert f"<caption>{title}" in text
     assert text.count('class="dots ') == 4, "one for each size of HOST with each policy"
     assert text.count('class="line l-computed"') == 1, "the exact curve"
+    assert text.count('class="line l-overall"') == 1, "the target"
+    assert "target, 60.0 %" in text
+    hits = done.stdout.partition("Hit rates")[2].partition("Savings")[0].splitlines()
+    assert hits[1].split()[-2:] == ["60", "%"]
+    assert {line.split()[-1] for line in hits[3:] if line} == {"reached", "missed"}
 
 
 HYBRID = (
@@ -255,6 +270,55 @@ def test_a_budget_that_reaches_a_target_is_searched(planned: Plan) -> None:
     assert len(result["sizes"]) == 2 + 4
     assert all(39e6 < size["device_nbytes"] < 60e6 for size in result["sizes"][2:])
     assert result["target"]["cheapest"]
+
+
+GPT_OSS = (
+    *("--component", "full:n_layers=18,n_kv_heads=8,head_dim=64"),
+    *("--component", "swa:n_layers=18,n_kv_heads=8,head_dim=64,window=127"),
+)
+"""The layers of gpt-oss-120b: 36,864 bytes a token of each kind."""
+
+
+def test_windows_that_get_what_they_need_hit_more_than_with_equal_tokens(planned: Plan) -> None:
+    rag = ("--synthetic", "rag", "--requests", 150, *GPT_OSS, "--no-growth")
+    (by_need,) = planned(*rag, "--device-tokens", "4GB")["sizes"]
+    equal_tokens = by_need["device_nbytes"] // (2 * 36_864)
+    (equal,) = planned(*rag, "--device-tokens", equal_tokens)["sizes"]
+    assert equal["device_nbytes"] <= by_need["device_nbytes"] <= 4e9
+    assert by_need["token_hit_rate"] > equal["token_hit_rate"] + 0.1
+    assert by_need["rejections"] == equal["rejections"] == 0
+    tokens = {pool["component"]: pool["tokens"] for pool in by_need["pools"]}
+    assert tokens["full"] > 1.3 * equal_tokens
+    assert by_need["split"] is None, "no other was tried"
+
+
+def test_other_splits_of_the_bytes_are_tried_and_the_best_one_is_taken(planned: Plan) -> None:
+    arguments = ("--synthetic", "chat", "--requests", 60, *GPT_OSS, "--device-tokens", "500MB")
+    result = planned(*arguments, "--target", 5)
+    size, split = result["sizes"][0], result["sizes"][0]["split"]
+    tried = {each["points"]: each for each in split["tried"]}
+    assert tried.keys() >= {0.5, 0.9, 1, 1.1, 2}
+    assert split["points"] in tried
+    assert size["saved_tokens"] == max(each["saved_tokens"] for each in tried.values())
+    assert split["gained_tokens"] == size["saved_tokens"] - tried[1]["saved_tokens"]
+    assert tried[0.5]["saved_tokens"] != tried[1]["saved_tokens"]
+    assert sum(pool["nbytes"] for pool in size["pools"]) <= 500e6
+    assert {(each["component"], each["tier"]) for each in size["growth"]} == {
+        ("full", "device"),
+        ("swa", "device"),
+    }
+    tokens = ("--device-tokens", "8k", "--component", "full", "--component", "swa")
+    (alike,) = planned("--synthetic", "chat", "--requests", 5, *tokens)["sizes"]
+    assert alike["split"] is None, "tokens are those of each pool"
+
+
+def test_states_alone_are_planned_in_bytes(planned: Plan) -> None:
+    state = "mamba:n_layers=8,n_heads=8,head_dim=32,state_dim=64"
+    size = ("--component", state, "--device-tokens", "10MB,60MB", "--no-growth")
+    small, large = planned("--synthetic", "chat", "--requests", 60, *size)["sizes"]
+    assert 0.9 * 10e6 < small["device_nbytes"] <= 10e6
+    assert 0.9 * 60e6 < large["device_nbytes"] <= 60e6
+    assert small["token_hit_rate"] < large["token_hit_rate"]
 
 
 def test_every_policy_is_replayed_at_every_size(planned: Plan) -> None:
@@ -402,6 +466,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "no such trace": (
         ("DIR/none.jsonl", "--component", "full", "--device-tokens", "4M"),
         "none.jsonl: no such file; check the path",
+    ),
+    "more requests than numbers": (
+        (
+            *("--synthetic", "chat", "--requests", "99999999999999"),
+            *("--component", "full", "--device", "4M"),
+        ),
+        "synthetic chat: 99,999,999,999,999 requests have more distinct tokens than int32 has "
+        "numbers; ask for at most 2,500,000",
     ),
     "target of nothing": (
         ("TRACE", "--component", "full", "--device-tokens", "4M", "--target", "0"),

@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvgraft.cli.cache_options import (
     check_tenants,
@@ -33,6 +32,7 @@ from kvgraft_replay.output_options import (
     save,
     tables_console,
 )
+from kvgraft_replay.progress import shown_progress
 from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.comparison import print_comparison
 from kvgraft_replay.report.output import Target
@@ -67,28 +67,15 @@ def _widest_component() -> str:
 
 
 def run_with_progress(workload: Workload, settings: Any, console: Console) -> ReplayResult:
-    """Replay with a progress bar on stderr, if that is a terminal."""
+    """Replay, and show its progress."""
     import torch
 
     from kvgraft_replay.replay import replay as run
 
     # The tensors are small: a second thread would only be waited for.
     torch.set_num_threads(1)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("requests", total=None)
-        return run(
-            workload,
-            settings,
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
-        )
+    with shown_progress("requests", console) as progress:
+        return run(workload, settings, progress=progress)
 
 
 @click.command()

@@ -118,6 +118,10 @@ class _Turn(NamedTuple):
 _Sessions = Callable[[], Iterator[_Turn]]
 
 
+MOST_REQUESTS = {"agents": 1_000_000, "chat": 2_500_000, "rag": 5_000_000}
+"""With more, token ids run out: a request has about 1,550, 710 or 370 tokens of its own."""
+
+
 def synthetic_workload(kind: SyntheticKind, *, requests: int, seed: int) -> Workload:
     """Make a workload; equal arguments give equal workloads.
 
@@ -131,6 +135,12 @@ def synthetic_workload(kind: SyntheticKind, *, requests: int, seed: int) -> Work
     """
     if requests < 1:
         raise TraceError(f"synthetic {kind}: {requests} requests; ask for at least 1")
+    most = MOST_REQUESTS.get(kind, requests)
+    if requests > most:
+        raise TraceError(
+            f"synthetic {kind}: {requests:,} requests have more distinct tokens than int32 has "
+            f"numbers; ask for at most {most:,}"
+        )
     name = f"{kind}, seed {seed}"
     random, addresses = Random(seed), Addresses(f"synthetic {name}")
     if kind == "agents":

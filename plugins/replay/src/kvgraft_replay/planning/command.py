@@ -8,7 +8,6 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from kvgraft.cli.cache_options import cut_tokens_option, parse_tenants
 from kvgraft.cli.sizes import PoolSize, WholeNumber
@@ -26,10 +25,12 @@ from kvgraft_replay.planning.models import (
     MODELS_GROUP,
     QUANTIZATIONS,
     components_of,
+    model_name,
     quantized,
 )
 from kvgraft_replay.planning.schema import PlanResult
 from kvgraft_replay.planning.tables import print_plan
+from kvgraft_replay.progress import shown_progress
 from kvgraft_replay.tenants import scanned, tenant_options
 from kvgraft_replay.workload_options import (
     engine_model,
@@ -112,7 +113,7 @@ SHORT = {"device": "device-tokens", "host": "host-tokens"}
     "--growth/--no-growth",
     default=True,
     show_default=True,
-    help="Replay also with each pool a tenth larger, one at a time.",
+    help="Replay also with other splits of the bytes, and with each pool a tenth larger.",
 )
 @click.option(
     "--load-policy",
@@ -206,27 +207,19 @@ def _planned(
         limit=limit,
         meter=Unmetered,
     )
-    console = Console(stderr=True)
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:.1f}/{task.total}"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as progress:
-        task = progress.add_task("replays", total=len(sizes))
+    target = options["target"]
+    with shown_progress("replays", Console(stderr=True)) as progress:
         sweep = Sweep(
             workload,
             settings,
             n_processes=options["processes"] or usable_processors(),
-            progress=lambda done, total: progress.update(task, completed=done, total=total),
+            progress=progress,
         )
-        target = options["target"]
-        return plan_sizes(
+        result = plan_sizes(
             sweep,
             sizes,
             growth=options["growth"],
             target=None if target is None else target / 100,
         )
+    result["model"] = None if options["model"] is None else model_name(options["model"])
+    return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.sizes import format_nbytes
-from kvgraft_replay.planning.tables import plan_tables
+from kvgraft_replay.planning.tables import in_order, plan_tables
 from kvgraft_replay.report.html import plot_context, render_page
 from kvgraft_replay.report.plot import (
     SIZE,
@@ -73,6 +73,9 @@ def render_plan(plan: PlanResult) -> str:
             "percent": percent,
             "seconds": seconds,
             "needed": _needed(plan),
+            "target": ""
+            if plan["target"] is None
+            else percent(plan["target"]["token_hit_rate"], 1),
         },
     )
 
@@ -120,8 +123,13 @@ def _rate_plot(plan: PlanResult, series: Sequence[Series]) -> Plot:
     largest = max(size["device_nbytes"] for size in plan["sizes"])
     end = max([AXIS * largest, *(point["nbytes"] for point in curve)])
     rates = [size["token_hit_rate"] for size in plan["sizes"]]
-    top = _top([*rates, *(point["token_hit_rate"] for point in curve)])
-    layers = []
+    target = plan["target"]
+    wanted = [] if target is None else [target["token_hit_rate"]]
+    top = _top([*rates, *wanted, *(point["token_hit_rate"] for point in curve)])
+    layers = [
+        Layer("overall", line_path(place([0, end], end), place([rate] * 2, top)), "line")
+        for rate in wanted
+    ]
     if curve:
         xs = place([point["nbytes"] for point in curve], end)
         ys = place([point["token_hit_rate"] for point in curve], top)
@@ -161,7 +169,7 @@ def _rate_rows(series: Sequence[Series], devices: Sequence[int]) -> list[Row]:
 
 def _tier_plot(plan: PlanResult) -> Plot:
     """For each size, where its hits were found."""
-    sizes = plan["sizes"]
+    sizes = in_order(plan)
     shares = {
         "device": [_share(size, size["hit_tokens"]["device"]) for size in sizes],
         "host": [_share(size, size["hit_tokens"]["host"]) for size in sizes],
@@ -174,7 +182,7 @@ def _tier_plot(plan: PlanResult) -> Plot:
     saved = [size["prefill_s_saved"] for size in sizes]
     return Plot(
         "Hits by tier at each size",
-        "device and host, in the order of the tables",
+        "device and host, by size, as in the tables",
         "of input tokens",
         [Tick(at, name, index % 2 == 1) for index, (at, name) in enumerate(zip(places, names))],
         _rate_ticks(top),

@@ -6,7 +6,9 @@ entry-point group `kvgraft.models`; kvgraft-transformers does.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +18,7 @@ from kvgraft.packages.installing import how_to_install
 from kvgraft.packages.registry import select
 from kvgraft.types import Kind
 
-__all__ = ["MODELS_GROUP", "QUANTIZATIONS", "components_of", "quantized"]
+__all__ = ["MODELS_GROUP", "QUANTIZATIONS", "components_of", "model_name", "quantized"]
 
 MODELS_GROUP = "kvgraft.models"
 
@@ -57,6 +59,21 @@ def components_of(path: Path, readers: Sequence[Published]) -> dict[str, dict[st
             f"{how_to_install(READER)}"
         ) from error
     return read(path)
+
+
+def model_name(path: Path) -> str:
+    """The model's name for reports: that of its directory or file, and its class where it is told.
+
+    Args:
+        path: the configuration file, which has been read, or the directory it is in.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    with suppress(OSError, ValueError, AttributeError):
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        told = fields.get("architectures") or [fields.get("model_type")]
+        return f"{name} ({told[0]})" if told[0] else name
+    return name
 
 
 def quantized(components: Mapping[str, dict[str, Any]], name: str) -> dict[str, dict[str, Any]]:

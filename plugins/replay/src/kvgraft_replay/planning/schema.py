@@ -16,7 +16,10 @@ __all__ = [
     "PlanResult",
     "PoolName",
     "PoolUse",
+    "ReachUse",
     "SizeResult",
+    "Split",
+    "SplitTried",
     "Target",
 ]
 
@@ -31,14 +34,49 @@ class PoolName(TypedDict):
 class PoolUse(TypedDict):
     """One component's pool on one tier, at the end: in a budget its size follows its use.
 
-    `evicted`: slots that made room for others.
+    `tokens`: what its slots hold; 0 of states. `evicted`: slots that made room for others.
     """
 
     component: str
     tier: str
     slots: int
+    tokens: int
     nbytes: int
     evicted: int
+
+
+class ReachUse(TypedDict):
+    """What the layers of one component keep on DEVICE.
+
+    `keeps`: its reach, in words. `per`: `"token"` or `"state"`, of which one takes `nbytes` in all
+    layers.
+    """
+
+    component: str
+    n_layers: int
+    keeps: str
+    per: str
+    nbytes: int
+
+
+class SplitTried(TypedDict):
+    """A split of the same bytes, with `points` times the resume points of the rule."""
+
+    points: float
+    token_hit_rate: float
+    saved_tokens: int
+
+
+class Split(TypedDict):
+    """How bytes were split among pools: the best split found, and those it was compared with.
+
+    `points`: of the best one, which was replayed for all other numbers; 1 is the rule's.
+    `gained_tokens`: prompt tokens saved beyond the rule's. `tried`: all, by `points`.
+    """
+
+    points: float
+    gained_tokens: int
+    tried: list[SplitTried]
 
 
 class Growth(TypedDict):
@@ -61,7 +99,8 @@ class SizeResult(TypedDict):
     `device` and `host` are the sizes as they were asked for, `_tokens` and `_nbytes` what they
     come to. `policy`: the eviction policy. `prefill_s_saved`: `saved_tokens` at the rate of the
     settings. `load_back_nbytes`: bytes copied from HOST to DEVICE instead. `lru_hit_rate`: of the
-    exact curve at the size of DEVICE alone; None where there is none. `growth`: empty where it was
+    exact curve at the size of DEVICE alone; None where there is none. `split`: None where the pools
+    have equal tokens, or follow their use. `growth`: empty where it was
     not asked for. `limiting`: the pool whose tenth gains most; None where none gains a tenth of a
     point.
     """
@@ -86,6 +125,7 @@ class SizeResult(TypedDict):
     rejections: int
     lru_hit_rate: float | None
     pools: list[PoolUse]
+    split: Split | None
     growth: list[Growth]
     limiting: PoolName | None
     out_of_memory: int
@@ -131,12 +171,14 @@ class PlanResult(TypedDict):
     """Everything `kvgraft plan` reports.
 
     `sizes`: those asked for, then those that the search for a target tried. `target`: None where
-    none was given. `components`: options by component, as they were replayed. `cpu_s`: CPU time of
-    all processes.
+    none was given. `model`: its name; None where components were given. `components`: options by
+    component. `reaches`: what they keep. `cpu_s`: CPU time of all processes.
     """
 
     kvgraft: str
     workload: Workload
+    model: str | None
+    reaches: list[ReachUse]
     components: dict[str, dict[str, object]]
     settings: dict[str, object]
     notices: list[str]

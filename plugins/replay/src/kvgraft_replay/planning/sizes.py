@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.sizes import format_nbytes, is_nbytes
 from kvgraft.types import Tier
+from kvgraft_replay.planning.schema import ReachUse
 
 __all__ = [
     "Pool",
@@ -23,7 +25,9 @@ __all__ = [
     "grown",
     "lru_pages",
     "page_nbytes",
+    "reaches",
     "slot_nbytes",
+    "with_points",
 ]
 
 Asked = int | str
@@ -35,12 +39,13 @@ TENTH = 10
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One component's pool on one tier."""
+    """One component's pool on one tier; a slot holds `slot_tokens`, 0 of a state."""
 
     component: str
     tier: Tier
     slots: int
     nbytes: int
+    slot_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,8 @@ class Size:
         policy: the eviction policy.
         cache: settings of a cache of that size; the sizes in tokens.
         pools: of DEVICE first, then of HOST.
+        given: settings without sizes.
+        points: the resume points that the split of bytes keeps, as a multiple of the rule's.
     """
 
     device: Asked
@@ -59,6 +66,8 @@ class Size:
     policy: str
     cache: dict[str, Any]
     pools: tuple[Pool, ...]
+    given: Mapping[str, Any]
+    points: float = 1.0
 
     def nbytes(self, tier: Tier) -> int:
         """Bytes of all pools of a tier."""
@@ -92,18 +101,32 @@ def all_sizes(
         )
     sized = _with_budgets if one_budget else _sized
     pairs = [sized(cache, device, host) for device in devices for host in hosts]
-    return [
-        replace(size, policy=policy, cache={**size.cache, "policy": policy})
-        for size in pairs
-        for policy in policies
-    ]
+    return [_with_policy(size, policy) for size in pairs for policy in policies]
 
 
-def _sized(cache: Mapping[str, Any], device: Asked, host: Asked) -> Size:
+def _sized(cache: Mapping[str, Any], device: Asked, host: Asked, points: float = 1.0) -> Size:
     given = {**cache, "device_tokens": device, "host_tokens": host, "payload": False}
-    config = size_pools(parse_config(given))
-    tokens = {"device_tokens": config.device_tokens, "host_tokens": config.host_tokens}
-    return Size(device, host, "", {**given, **tokens}, tuple(_pools(built(config))))
+    config = size_pools(parse_config(given), points=points)
+    sizes = {
+        "components": config.components,
+        "device_tokens": config.device_tokens,
+        "host_tokens": config.host_tokens,
+    }
+    pools = tuple(_pools(config))
+    return Size(device, host, "", {**given, **sizes}, pools, cache, points)
+
+
+def with_points(size: Size, points: float) -> Size | None:
+    """The same bytes, split with other resume points; None where that is no other split.
+
+    It is none where sizes are tokens, or follow their use, or where no pool's reach is bounded.
+    """
+    if "device_memory" in size.cache or not any(map(is_nbytes, (size.device, size.host))):
+        return None
+    other = _sized(size.given, size.device, size.host, points)
+    if other.pools == size.pools:
+        return None
+    return _with_policy(other, size.policy)
 
 
 def _with_budgets(cache: Mapping[str, Any], device: Asked, host: Asked) -> Size:
@@ -121,17 +144,21 @@ def built(config: CacheConfig) -> list[Mounted]:
     return mount_all(config)
 
 
-def _pools(mounted: Iterable[Mounted]) -> Iterator[Pool]:
-    mounted = list(mounted)
-    for each in mounted:
+def _pools(config: CacheConfig) -> Iterator[Pool]:
+    mounted = built(config)
+    tokens = [
+        0 if each.shape.reach.is_state else config.page_size // each.component.slots_per_page
+        for each in mounted
+    ]
+    for each, n_tokens in zip(mounted, tokens):
         device = each.component.device
         nbytes = device.capacity * device.slot_nbytes
-        yield Pool(each.name, Tier.DEVICE, device.capacity, nbytes)
-    for each in mounted:
+        yield Pool(each.name, Tier.DEVICE, device.capacity, nbytes, n_tokens)
+    for each, n_tokens in zip(mounted, tokens):
         host = each.component.host
         if host is not None:
             nbytes = host.allocator.capacity * host.slab_nbytes
-            yield Pool(each.name, Tier.HOST, host.allocator.capacity, nbytes)
+            yield Pool(each.name, Tier.HOST, host.allocator.capacity, nbytes, n_tokens)
 
 
 def grown(size: Size, pool: Pool) -> Size | None:
@@ -147,7 +174,7 @@ def grown(size: Size, pool: Pool) -> Size | None:
     larger = {**options, setting: tokens + max(tokens // TENTH, size.cache["page_size"])}
     components = {**size.cache["components"], pool.component: larger}
     cache = {**size.cache, "components": components}
-    after = replace(size, cache=cache, pools=tuple(_pools(built(parse_config(cache)))))
+    after = replace(size, cache=cache, pools=tuple(_pools(parse_config(cache))))
     return after if after.nbytes(pool.tier) > size.nbytes(pool.tier) else None
 
 
@@ -165,23 +192,29 @@ def lru_pages(mounted: Iterable[Mounted]) -> int | None:
 
 
 def between(low: Size, high: Size) -> Size | None:
-    """A size in the middle of two that differ on DEVICE alone; None where they are neighbours."""
+    """A size in the middle of two that differ on DEVICE alone; None where they are neighbours.
+
+    Of two sizes in bytes, or of one in bytes, it is split as the larger one is.
+    """
+    low_nbytes, page_size = low.nbytes(Tier.DEVICE), low.cache["page_size"]
     if "device_memory" in low.cache:
         nbytes = (low.cache["device_memory"] + high.cache["device_memory"]) // 2
-        middle = _with_budgets(low.cache, f"{nbytes}B", low.host)
-        found = middle.cache["device_tokens"] > low.cache["device_tokens"]
-        return replace(middle, device=format_nbytes(nbytes), policy=low.policy) if found else None
-    page_size = low.cache["page_size"]
-    n_pages = (low.cache["device_tokens"] + high.cache["device_tokens"]) // 2 // page_size
-    tokens = n_pages * page_size
-    if tokens <= low.cache["device_tokens"]:
+        middle = _with_budgets(low.given, f"{nbytes}B", low.host)
+    elif any(map(is_nbytes, (low.device, high.device))):
+        nbytes = (low_nbytes + high.nbytes(Tier.DEVICE)) // 2
+        middle = _sized(low.given, f"{nbytes}B", low.host, high.points)
+    else:
+        tokens = (low.cache["device_tokens"] + high.cache["device_tokens"]) // 2
+        middle = _sized(low.given, tokens // page_size * page_size, low.host)
+    if middle.nbytes(Tier.DEVICE) <= low_nbytes:
         return None
-    cache = {**low.cache, "device_tokens": tokens}
-    pools = tuple(_pools(built(parse_config(cache))))
-    middle = replace(low, device=tokens, cache=cache, pools=pools)
-    if is_nbytes(low.device) or is_nbytes(high.device):
-        middle = replace(middle, device=format_nbytes(middle.nbytes(Tier.DEVICE)))
-    return middle
+    if isinstance(middle.device, str):
+        middle = replace(middle, device=format_nbytes(nbytes))
+    return _with_policy(middle, low.policy)
+
+
+def _with_policy(size: Size, policy: str) -> Size:
+    return replace(size, policy=policy, cache={**size.cache, "policy": policy})
 
 
 def page_nbytes(mounted: Iterable[Mounted]) -> int:
@@ -212,3 +245,28 @@ def default_shapes(size: Size) -> dict[str, str]:
 def slot_nbytes(mounted: Iterable[Mounted]) -> dict[str, int]:
     """Bytes of one DEVICE slot by component."""
     return {each.name: each.component.device.slot_nbytes for each in mounted}
+
+
+def reaches(size: Size) -> list[ReachUse]:
+    """What each component's layers keep on DEVICE."""
+    found: list[ReachUse] = []
+    for each in built(parse_config(size.cache)):
+        device, reach = each.component.device, each.shape.reach
+        tokens = 1 if reach.is_state else size.cache["page_size"] // each.component.slots_per_page
+        window = reach.width_tokens
+        found.append(
+            {
+                "component": each.name,
+                "n_layers": len({spec.layer for spec in device.specs}),
+                "keeps": "a state"
+                if reach.is_state
+                else "every token"
+                if reach.is_prefix_closed
+                else f"{window:.0f} tokens"
+                if math.isfinite(window)
+                else str(reach),
+                "per": "state" if reach.is_state else "token",
+                "nbytes": device.slot_nbytes // tokens,
+            }
+        )
+    return found

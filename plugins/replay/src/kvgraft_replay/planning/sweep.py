@@ -5,14 +5,22 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import kvgraft
 from kvgraft.config import parse_config
 from kvgraft.sizes import is_nbytes, parse_tokens
 from kvgraft.types import Tier
 from kvgraft_replay.planning.lru_curve import LruCurve, lru_curve
-from kvgraft_replay.planning.schema import Curve, Growth, PlanResult, PoolName, SizeResult, Target
+from kvgraft_replay.planning.schema import (
+    Curve,
+    Growth,
+    PlanResult,
+    PoolName,
+    SizeResult,
+    Split,
+    Target,
+)
 from kvgraft_replay.planning.sizes import (
     Size,
     between,
@@ -21,7 +29,9 @@ from kvgraft_replay.planning.sizes import (
     grown,
     lru_pages,
     page_nbytes,
+    reaches,
     slot_nbytes,
+    with_points,
 )
 from kvgraft_replay.planning.workers import Replays
 from kvgraft_replay.replay import ReplaySettings
@@ -44,6 +54,12 @@ OF_A_SIZE = {
 
 SEARCH_ROUNDS = 4
 """A target lies between two sizes of DEVICE; each round halves their distance."""
+
+POINTS = (0.5, 0.9, 1.1, 2.0)
+"""Splits that are tried beside the rule's, by their resume points as multiples of the rule's."""
+
+FURTHER_ROUNDS = 2
+"""Times to halve or to double again, where the fewest or the most points are best."""
 
 Replayed = Mapping[str, Any]
 """A replay's result, without the parts that grow with the workload."""
@@ -102,7 +118,8 @@ def plan_sizes(
     Args:
         sweep: the replays.
         sizes: at least one.
-        growth: also replay with each pool a tenth larger, one at a time.
+        growth: also replay with other splits of bytes, and with each pool a tenth larger, one at a
+            time.
         target: a hit rate between 0 and 1: find the smallest sizes of DEVICE that reach it.
 
     Raises:
@@ -118,30 +135,44 @@ def plan_sizes(
 
 def _plan(sweep: Sweep, sizes: Sequence[Size], *, growth: bool, target: float | None) -> PlanResult:
     started, cpu = time.perf_counter(), _cpu_s()
+    if growth:
+        tries = _splits(sweep, sizes)
+    else:
+        tries = [[_Try(*each)] for each in zip(sizes, sweep.replay(sizes))]
+    best = [max(some, key=_worth) for some in tries]
+    sizes = [each.size for each in best]
     larger = [_larger(size) if growth else [] for size in sizes]
-    found = sweep.replay([*sizes, *(each for some in larger for each in some)])
-    replayed, after = found[: len(sizes)], iter(found[len(sizes) :])
+    after = iter(sweep.replay([each for some in larger for each in some]))
     curve, reason = _curve(sweep, sizes[0])
-    results = [
-        _result(size, result, sweep.settings, curve) for size, result in zip(sizes, replayed)
-    ]
-    for size, some, result in zip(sizes, larger, results):
+    results = [_result(each.size, each.result, sweep.settings, curve) for each in best]
+    for size, some, result, tried_splits in zip(sizes, larger, results, tries):
         result["growth"] = [_growth(size, result, each, next(after)) for each in some]
         result["limiting"] = _limiting(result)
+        result["split"] = _split(tried_splits, result, size)
     if target is not None:
         tried, more = _searched(sweep, sizes, results, target, curve)
         results = [*results, *more]
         sizes = [*sizes, *tried]
-    first = replayed[0]
+    first = best[0].result
     sweep.close()  # before CPU time is read: it counts processes that have ended
     return {
         "kvgraft": kvgraft.__version__,
         "workload": first["workload"],
-        "components": first["settings"]["components"],
+        "model": None,
+        "reaches": reaches(sizes[0]),
+        "components": {
+            name: dict(options)
+            for name, options in parse_config(
+                {**sizes[0].cache, "components": sizes[0].given["components"]}
+            ).components.items()
+        },
         "settings": _settings(first["settings"], sizes[0]),
         "notices": list(
             dict.fromkeys(
-                [*_shape_notices(sizes), *(each for one in replayed for each in one["notices"])]
+                [
+                    *_shape_notices(sizes),
+                    *(each for one in best for each in one.result["notices"]),
+                ]
             )
         ),
         "sizes": results,
@@ -210,11 +241,13 @@ def _result(
                 "component": pool.component,
                 "tier": pool.tier.value,
                 "slots": slots[pool.component][pool.tier.value],
+                "tokens": slots[pool.component][pool.tier.value] * pool.slot_tokens,
                 "nbytes": slots[pool.component][pool.tier.value] * pool.nbytes // pool.slots,
                 "evicted": sum(result["evictions"][pool.component][pool.tier.value].values()),
             }
             for pool in size.pools
         ],
+        "split": None,
         "growth": [],
         "limiting": None,
         "out_of_memory": result["out_of_memory"],
@@ -229,6 +262,65 @@ def _asked(size: int | str) -> str:
         return size
     short = compact(size)
     return "none" if not size else short if parse_tokens(short) == size else f"{size}"
+
+
+# -- splits of the same bytes
+
+
+class _Try(NamedTuple):
+    """A size and its replay."""
+
+    size: Size
+    result: Replayed
+
+
+def _worth(tried: _Try) -> tuple[int, int, bool]:
+    """The order of splits: fewest requests rejected, most tokens saved, the rule's among equals."""
+    size, result = tried
+    return -result["rejections"], result["saved_tokens"], size.points == 1
+
+
+def _splits(sweep: Sweep, sizes: Sequence[Size]) -> list[list[_Try]]:
+    """Replays of each size, with the rule's split first and with others around it."""
+    batch = [
+        [size, *(each for points in POINTS if (each := with_points(size, points)))]
+        for size in sizes
+    ]
+    tries: list[list[_Try]] = [[] for _ in sizes]
+    for _ in range(1 + FURTHER_ROUNDS):
+        done = iter(sweep.replay([each for some in batch for each in some]))
+        for some, found in zip(batch, tries):
+            found += [_Try(size, next(done)) for size in some]
+        batch = [_further(found) for found in tries]
+    return tries
+
+
+def _further(tries: Sequence[_Try]) -> list[Size]:
+    """Fewer points than the fewest, or more than the most, where these are best so far."""
+    best = max(tries, key=_worth).size
+    points = sorted(each.size.points for each in tries)
+    if len(points) == 1 or best.points not in (points[0], points[-1]):
+        return []
+    further = with_points(best, best.points * (2 if best.points > 1 else 0.5))
+    return [] if further is None else [further]
+
+
+def _split(tries: Sequence[_Try], best: SizeResult, size: Size) -> Split | None:
+    if len(tries) == 1:
+        return None
+    rule = next(each.result for each in tries if each.size.points == 1)
+    return {
+        "points": size.points,
+        "gained_tokens": best["saved_tokens"] - rule["saved_tokens"],
+        "tried": [
+            {
+                "points": each.size.points,
+                "token_hit_rate": each.result["token_hit_rate"],
+                "saved_tokens": each.result["saved_tokens"],
+            }
+            for each in sorted(tries, key=lambda each: each.size.points)
+        ],
+    }
 
 
 # -- a tenth more
@@ -275,7 +367,7 @@ def _searched(
     brackets: list[tuple[Size, Size]] = []
     for kind in dict.fromkeys((size.host, size.policy) for size in sizes):
         same = [each for each in zip(sizes, results) if (each[0].host, each[0].policy) == kind]
-        same.sort(key=lambda each: each[0].cache["device_tokens"])
+        same.sort(key=lambda each: each[0].nbytes(Tier.DEVICE))
         rates = [one["token_hit_rate"] for _, one in same]
         first = next((place for place, rate in enumerate(rates) if rate >= target), 0)
         if first:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from kvgraft_replay.planning.schema import PlanResult, SizeResult, Target
 
-__all__ = ["plan_tables", "print_plan"]
+__all__ = ["in_order", "plan_tables", "print_plan"]
 
 Column = Literal["device", "host", "policy"]
 
@@ -31,6 +31,8 @@ def print_plan(plan: PlanResult, console: Console) -> None:
             f"{n_sizes} size{'s' if n_sizes != 1 else ''}"
         )
     )
+    if plan["model"] is not None:
+        console.print(text(f"model {plan['model']}"))
     console.print(text(f"{seconds(plan['wall_s'])}, {seconds(plan['cpu_s'])} of CPU time", "dim"))
     for notice in plan["notices"]:
         console.print(text(f"note: {notice}", "yellow"), soft_wrap=True)
@@ -41,16 +43,24 @@ def print_plan(plan: PlanResult, console: Console) -> None:
 
 def plan_tables(plan: PlanResult) -> tuple[SummaryTable, ...]:
     """All tables, in reading order."""
-    tables = [_hit_table(plan), _saving_table(plan)]
+    tables = [_reach_table(plan)]
     if "policy" in _columns(plan):
-        tables.insert(0, _policy_table(plan))
-    if plan["settings"]["one_budget"]:
+        tables.append(_policy_table(plan))
+    tables += [_hit_table(plan), _saving_table(plan)]
+    if len(plan["reaches"]) > 1:
+        tables.append(_share_table(plan))
+    if any(size["split"] is not None for size in plan["sizes"]):
         tables.append(_split_table(plan))
     if any(size["growth"] for size in plan["sizes"]):
         tables += [_limit_table(plan), _growth_table(plan)]
     if plan["target"] is not None:
         tables.append(_target_table(plan, plan["target"]))
     return tuple(tables)
+
+
+def in_order(plan: PlanResult) -> list[SizeResult]:
+    """All sizes by their bytes on DEVICE, then on HOST; those that a search tried among them."""
+    return sorted(plan["sizes"], key=lambda size: (size["device_nbytes"], size["host_nbytes"]))
 
 
 def _columns(plan: PlanResult) -> tuple[Column, ...]:
@@ -73,7 +83,8 @@ def _prefill_rate(plan: PlanResult) -> float:
 def _hit_table(plan: PlanResult) -> SummaryTable:
     has_curve = any(size["lru_hit_rate"] is not None for size in plan["sizes"])
     rows = []
-    for size in plan["sizes"]:
+    target = plan["target"]
+    for size in in_order(plan):
         whole, hits = size["input_tokens"], size["hit_tokens"]
         exact = size["lru_hit_rate"]
         rows.append(
@@ -84,6 +95,7 @@ def _hit_table(plan: PlanResult) -> SummaryTable:
                 percent(hits["device"], whole),
                 percent(hits["host"], whole),
                 *((ABSENT if exact is None else percent(exact, 1),) if has_curve else ()),
+                *((_reached(size, target),) if target is not None else ()),
             )
         )
     return SummaryTable(
@@ -92,9 +104,35 @@ def _hit_table(plan: PlanResult) -> SummaryTable:
         (
             *(*_columns(plan), "device tokens", "hit rate", "on device", "on host"),
             *(("LRU",) if has_curve else ()),
+            *((f"{100 * target['token_hit_rate']:g} %",) if target is not None else ()),
         ),
         tuple(rows),
         n_labels=len(_columns(plan)),
+    )
+
+
+def _reached(size: SizeResult, target: Target) -> str:
+    return "reached" if size["token_hit_rate"] >= target["token_hit_rate"] else "missed"
+
+
+def _reach_table(plan: PlanResult) -> SummaryTable:
+    return SummaryTable(
+        "Layers",
+        plan["model"] or "",
+        ("component", "keeps", "layers", "a token", "a state"),
+        tuple(
+            (
+                each["component"],
+                each["keeps"],
+                count(each["n_layers"]),
+                *(
+                    format_nbytes(each["nbytes"]) if each["per"] == per else ABSENT
+                    for per in ("token", "state")
+                ),
+            )
+            for each in plan["reaches"]
+        ),
+        n_labels=2,
     )
 
 
@@ -102,7 +140,7 @@ def _policy_table(plan: PlanResult) -> SummaryTable:
     """Hit rates of the policies side by side, at the sizes that all of them have."""
     policies = list(dict.fromkeys(size["policy"] for size in plan["sizes"]))
     rates: dict[tuple[str, str], dict[str, str]] = {}
-    for size in plan["sizes"]:
+    for size in in_order(plan):
         row = rates.setdefault((size["device"], size["host"]), {})
         row[size["policy"]] = percent(size["saved_tokens"], size["input_tokens"])
     return SummaryTable(
@@ -132,30 +170,60 @@ def _saving_table(plan: PlanResult) -> SummaryTable:
                 count(size["deferrals"]),
                 count(size["rejections"]),
             )
-            for size in plan["sizes"]
+            for size in in_order(plan)
         ),
         n_labels=len(_columns(plan)),
     )
 
 
-def _split_table(plan: PlanResult) -> SummaryTable:
+def _share_table(plan: PlanResult) -> SummaryTable:
     rows = []
-    for size in plan["sizes"]:
+    for size in in_order(plan):
         for pool in size["pools"]:
             mates = [each["nbytes"] for each in size["pools"] if each["tier"] == pool["tier"]]
+            holds = f"{count(pool['tokens'])} tokens" if pool["tokens"] else "states"
             rows.append(
                 (
                     *_names(plan, size),
                     f"{pool['component']}, {pool['tier']}",
                     count(pool["slots"]),
+                    holds,
                     format_nbytes(pool["nbytes"]),
                     percent(pool["nbytes"], sum(mates)),
                 )
             )
+    shared = plan["settings"]["one_budget"]
     return SummaryTable(
-        "Shares of one budget",
-        "at the end of the trace",
-        (*_columns(plan), "pool", "slots", "bytes", "share"),
+        "Shares of one budget" if shared else "Shares of the memory",
+        "at the end of the trace" if shared else "",
+        (*_columns(plan), "pool", "slots", "hold", "bytes", "share"),
+        tuple(rows),
+        n_labels=len(_columns(plan)) + 1,
+    )
+
+
+def _split_table(plan: PlanResult) -> SummaryTable:
+    """Other splits of the same bytes, and the one taken."""
+    rows = []
+    for size in in_order(plan):
+        split = size["split"]
+        if split is None:
+            continue
+        (rule,) = (each for each in split["tried"] if each["points"] == 1)
+        for each in split["tried"]:
+            taken = " (taken)" if each["points"] == split["points"] else ""
+            rows.append(
+                (
+                    *_names(plan, size),
+                    f"{each['points']:g}{taken}",
+                    percent(each["token_hit_rate"], 1),
+                    _points(each["token_hit_rate"] - rule["token_hit_rate"]),
+                )
+            )
+    return SummaryTable(
+        "Splits of the bytes",
+        "by resume points, as multiples of the rule's",
+        (*_columns(plan), "split", "hit rate", "points"),
         tuple(rows),
         n_labels=len(_columns(plan)) + 1,
     )
@@ -164,7 +232,7 @@ def _split_table(plan: PlanResult) -> SummaryTable:
 def _limit_table(plan: PlanResult) -> SummaryTable:
     """The pool whose tenth brings most, size by size."""
     rows = []
-    for size in plan["sizes"]:
+    for size in in_order(plan):
         if not size["growth"]:
             continue
         limiting = size["limiting"]
@@ -224,7 +292,7 @@ def _growth_table(plan: PlanResult) -> SummaryTable:
         "A tenth more of each pool",
         "the most telling first",
         (*_columns(plan), "pool", "more", "hit rate", "points", "points per GB"),
-        tuple(row for size in plan["sizes"] for row in _growth_rows(plan, size)),
+        tuple(row for size in in_order(plan) for row in _growth_rows(plan, size)),
         n_labels=len(_columns(plan)) + 1,
     )
 
