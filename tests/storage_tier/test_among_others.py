@@ -54,6 +54,8 @@ def test_pages_that_a_backup_brings_at_the_same_time_are_kept_once() -> None:
     engine.run_all()
     assert cache.drain()
     assert cache.tree.components[0].host is not None
+    assert cache.tree.components[0].host.pinned == 16
+    tier_of(cache).cancel(prefetch)
     assert cache.tree.components[0].host.evictable == 16
     server.empty_device()
     again = cache.begin(TokenKey(PROMPT))
@@ -115,11 +117,13 @@ def test_nothing_is_evicted_for_a_prefetch_that_cannot_be() -> None:
     assert all(holder.anchor_tokens == 2 for holder in holders)
     server.serve(range(500, 525))
     before = cache.tree.components[0].host_evictions.copy()
-    prefetch = drained(cache, tier_of(cache).prefetch(TokenKey(PROMPT)))
+    prefetch = tier_of(cache).prefetch(TokenKey(PROMPT))
+    until(lambda: prefetch.waits, cache)
     assert "mamba needs 1 slots and has 0" in prefetch.reason
     assert cache.tree.components[0].host_evictions == before
     for holder in holders:
         cache.abort(holder)
+    assert drained(cache, prefetch).gained_tokens == 32
     cache.close()
 
 

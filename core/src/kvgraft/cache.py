@@ -194,7 +194,7 @@ class Cache:
         self.stepper = parts.stepper(
             self.tree, self.rows, self.publisher, self.states, self.evictor
         )
-        self.storage = parts.storage(self.tree, self.mounted, self.evictor)
+        self.storage = parts.storage(self.tree, self.mounted, self.evictor, self.requests)
         self.serving = parts.kind(Serving)(self)
         self.closed = False
         self.guard = parts.ready(self)

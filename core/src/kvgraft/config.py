@@ -75,7 +75,7 @@ class PrefetchPolicy(str, enum.Enum):
     BEST_EFFORT = "best-effort"
     """Not at all: it begins with the pages that have arrived."""
     WAIT_COMPLETE = "wait-complete"
-    """Until all has come that will; the store's deadlines bound it."""
+    """Until all has come that will; the store's deadlines and `queue_timeout_s` bound it."""
     TIMEOUT = "timeout"
     """At most `prefetch_timeout_s`."""
 
@@ -134,7 +134,8 @@ class StorageSettings(SettingsModel):
         threshold_tokens: fewer tokens than this are not worth fetching.
         deadline_s: longest time for one call of the store, from when it begins.
         queue_timeout_s: longest time for which a prefetch or a node waits for its turn at the store
-            while nothing of it is served.
+            while nothing of it is served, for which a prefetch waits for room on HOST, and for
+            which data that came is kept there until its request begins.
     """
 
     url: str | None = None

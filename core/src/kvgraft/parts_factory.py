@@ -250,7 +250,11 @@ class PartsFactory:
         return self.kind(Stepper)(tree, rows, publisher, states, evictor)
 
     def storage(
-        self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        evictor: Evictor,
+        requests: Mapping[int, Request],
     ) -> StorageTier | NoStorage:
         """The tier behind HOST, with its store opened, where the configuration has a storage.
 
@@ -260,7 +264,9 @@ class PartsFactory:
         if self.config.storage is None:
             return NoStorage()
         storage_tier: type[StorageTier] = optional("storage tier")
-        return storage_tier(tree, mounted, evictor, self.config.storage, self.clock)
+        return storage_tier(
+            tree, mounted, evictor, self.config.storage, self.clock, requests=requests
+        )
 
     def arenas(
         self,

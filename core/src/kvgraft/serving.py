@@ -135,6 +135,8 @@ class Serving:
             request.put_off = False
             self.leases.renew(request, self._limit(request))
         decision = self.budget.decide(request)
+        while decision.outcome is DEFERRED and self._makes_room(decision):
+            decision = self.budget.decide(request)
         if decision.outcome is NEVER_FITS and request.anchor_tokens:
             # Holding a prefix can take more than computing it again; try as a miss (A8).
             self.leases.renew(request, 0)
@@ -348,6 +350,12 @@ class Serving:
         request.patience -= 1
         request.put_off = True
         return Decision(DEFERRED, pending=pending)
+
+    def _makes_room(self, decision: Decision) -> bool:
+        """Whether HOST, where it is short, kept data for a request that has not begun (A8)."""
+        if self.storage is None or all(each.pool == "device" for each in decision.shortages):
+            return False
+        return self.storage.give_way()
 
     def _waits_for(self, request: Request) -> Waiting:
         """The holders of slots beside a deferred request."""

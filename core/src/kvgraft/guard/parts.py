@@ -5,7 +5,7 @@ The guard itself comes last, when all parts are there; until then they act like 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -253,11 +253,17 @@ class GuardedPartsFactory(PartsFactory):
         return part
 
     def storage(
-        self, tree: Tree, mounted: Sequence[Mounted], evictor: Evictor
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        evictor: Evictor,
+        requests: Mapping[int, Request],
     ) -> StorageTier | NoStorage:
         if self.config.storage is None:
             return NoStorage()
-        self._tier = GuardedTier(tree, mounted, evictor, self.config.storage, self.clock)
+        self._tier = GuardedTier(
+            tree, mounted, evictor, self.config.storage, self.clock, requests=requests
+        )
         return self._tier
 
     def operations(self, plain: type[Any]) -> type[Any]:

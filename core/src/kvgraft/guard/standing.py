@@ -10,6 +10,7 @@ from kvgraft.guard.leases import Moment
 from kvgraft.guard.pins import Pinning
 from kvgraft.guard.watched import Watched
 from kvgraft.requests.request import Request
+from kvgraft.types import Tier
 
 __all__ = ["Standing"]
 
@@ -74,7 +75,8 @@ class Standing:
                     self.books.pools[at].component,
                     self._left_over(at, name, "private or promised", private + promised),
                 )
-            if nobody and idle and pinned and not self.cache.pins:
+            kept = tier and self.books.pools[at].ledger.tier is Tier.HOST and tier.receipts()
+            if nobody and idle and pinned and not self.cache.pins and not kept:
                 raise ContractViolation(
                     "L1",
                     self.books.pools[at].component,

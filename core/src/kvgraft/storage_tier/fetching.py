@@ -17,7 +17,7 @@ that publishes it.
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -110,6 +110,9 @@ class Fetch:
         gap: a page that it could not go beyond, since the store does not say that it has it; None
             if there is none.
         budget: bytes of HOST that all prefetches together may still take (S2).
+        comes_after: whether one that came before waits for room: it takes none then.
+        give_way: frees HOST of data that is kept for younger prefetches; false if there is none.
+        lacking: the components whose HOST pools were short.
         receipt: pins the node it begins at, on HOST (S1).
         target: the boundary that it goes for now; 0 while that is not known.
         rounds: calls that moved pages and have ended.
@@ -147,6 +150,9 @@ class Fetch:
         self.hashes = bytearray()
         self.nbytes = self.planned = self.target = 0
         self.budget = 0
+        self.comes_after = False
+        self.give_way: Callable[[], bool] = lambda: False
+        self.lacking: list[TreeComponent] = []
         self.gap: int | None = None
         self.shrunk = False
         self.reason = ""
@@ -348,17 +354,24 @@ class Fetch:
 
     def _first_plan(self) -> Planning:
         """Plan, make room once, plan again with the free slots (S3)."""
-        rooms = [
-            max(0, self._host(component).headroom) for component in self.context.tree.components
-        ]
-        wanted = yield from self._plan(self._bounds(rooms), self._least)
-        yield
         longest = yield from self._plan(ANY, self._least)
         yield
-        if wanted is None or longest is None:
+        if longest is None:
             yield from self._say_why_nothing()
             return None
         self.planned = longest.boundary
+        if self.comes_after:
+            self.short_of = ShortOf.HOST
+            self.reason = f"{self.short_of.value}: others that came before wait for room"
+            return None
+        wanted = yield from self._plan(self._bounds(self._rooms), self._least)
+        while wanted is None:
+            yield from self._say_why_nothing()
+            if self.short_of is not ShortOf.HOST or self.spare or not self.give_way():
+                return None
+            wanted = yield from self._plan(self._bounds(self._rooms), self._least)
+        yield
+        self.short_of, self.reason, self.lacking = None, "", []
         if not self.spare:
             yield from self._make_room(wanted)
             yield
@@ -367,6 +380,13 @@ class Fetch:
         if plan is None:
             yield from self._say_why_nothing()
         return plan
+
+    @property
+    def _rooms(self) -> list[int]:
+        """The HOST slots that can be had by eviction, per component."""
+        return [
+            max(0, self._host(component).headroom) for component in self.context.tree.components
+        ]
 
     def _make_room(self, plan: Plan) -> Steps:
         """Evict for a plan, but no data it relies on, which stays pinned until the fetch ends."""
@@ -425,10 +445,12 @@ class Fetch:
             )
             return
         self.short_of = ShortOf.HOST
+        needed = zip(self.context.tree.components, plan.n_slots)
+        lacking = [(each, n) for each, n in needed if n > self._host(each).spare]
+        self.lacking = [component for component, _ in lacking]
         short = ", ".join(
             f"{component.name} needs {n} slots and has {self._host(component).spare}"
-            for component, n in zip(self.context.tree.components, plan.n_slots)
-            if n > self._host(component).spare
+            for component, n in lacking
         )
         self.reason = f"{self.short_of.value}: {short}"
 

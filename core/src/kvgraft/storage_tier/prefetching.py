@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter, deque
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from kvgraft.config import PrefetchPolicy, StorageSettings
@@ -16,11 +17,13 @@ from kvgraft.errors import LeaseError
 from kvgraft.refusals import of_type
 from kvgraft.requests.request import expect_key
 from kvgraft.storage_tier.context import TierContext
+from kvgraft.storage_tier.deliveries import Deliveries
 from kvgraft.storage_tier.fetching import Fetch, Phase
 from kvgraft.storage_tier.inventory import ShortOf
 from kvgraft.storage_tier.slabs import Draining
 from kvgraft.storage_tier.slicing import Slice
 from kvgraft.tree import matching
+from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
@@ -40,13 +43,32 @@ class _Told(NamedTuple):
     fetch: Fetch
 
 
+class _Short(NamedTuple):
+    """The room that a prefetch lacked when it asked last.
+
+    Attributes:
+        of: the limit that was too small.
+        lacking: the components whose pools were short.
+        room: the bytes and slots that it could have had.
+        until: the time until which it waits for more.
+    """
+
+    of: ShortOf
+    lacking: Sequence[TreeComponent]
+    room: Sequence[int]
+    until: float
+
+
 class Prefetch:
     """A queued request's data on its way from STORAGE; made by `StorageTier.prefetch`.
 
-    Give it to `Cache.begin` when the request is to run, or cancel it. Token counts.
+    Give it to `Cache.begin` when the request is to run, or cancel it: until then the data that came
+    for it stays on HOST, at most `queue_timeout_s`. Where HOST is short it waits for room as long,
+    in order of arrival, and holds nothing meanwhile. Token counts.
 
     Attributes:
         key: the request's.
+        arrival: number in the order in which prefetches were started, from 1.
         anchor_tokens: tokens that could be resumed from when it was queued.
         tokens: tokens that can be resumed from since, thanks to STORAGE; no less.
         planned_tokens: how far the store's data would have gone, had HOST memory been no matter.
@@ -58,6 +80,7 @@ class Prefetch:
         spare: whether it takes only free HOST slots, and every page counts.
         reason: how it ended, for people; empty while it has not.
         short_of: the reason it got nothing; None otherwise.
+        waits: whether it waits for room on HOST now, and no fetch is under way for it.
     """
 
     __slots__ = (
@@ -68,6 +91,7 @@ class Prefetch:
         "_timeout_s",
         "agreed_nbytes",
         "anchor_tokens",
+        "arrival",
         "cancelled",
         "fetch",
         "joined",
@@ -79,6 +103,7 @@ class Prefetch:
         "short_of",
         "spare",
         "tokens",
+        "waits",
     )
 
     def __init__(
@@ -89,9 +114,11 @@ class Prefetch:
         clock: Callable[[], float],
         *,
         owner: object,
+        arrival: int,
         spare: bool,
     ) -> None:
         self.key = key
+        self.arrival = arrival
         self._owner = owner
         self.limit = limit
         self.spare = spare
@@ -101,7 +128,7 @@ class Prefetch:
         self._deadline = clock() + self._timeout_s
         self.anchor_tokens = self.tokens = self.planned_tokens = 0
         self.shared = self.joined = False
-        self.cancelled = False
+        self.cancelled = self.waits = False
         self.reason = ""
         self.short_of: ShortOf | None = None
         self.fetch: Fetch | None = None
@@ -110,7 +137,7 @@ class Prefetch:
     @property
     def ended(self) -> bool:
         """Whether nothing more will come."""
-        return self.fetch is None
+        return self.fetch is None and not self.waits
 
     @property
     def ready(self) -> bool:
@@ -135,6 +162,8 @@ class Prefetch:
     def __str__(self) -> str:
         """One line: the tokens gained, beyond which anchor, and how it ended."""
         reason = self.reason or "under way"
+        if self.waits:
+            reason = f"waits for room: {reason}"
         if self.timed_out:
             reason = (
                 f"timed out after {self._timeout_s:g} s; the request may begin without the rest"
@@ -154,6 +183,8 @@ class Prefetching:
         counts: how prefetches went, by name.
         in_vain: why they gained nothing, numbers left out, and how often.
         in_flight: fetches that have begun and not ended, by their `id()`.
+        deliveries: data that came and waits for its request to begin.
+        frees_host: tells whether others than prefetches hold slots of HOST that they will free.
     """
 
     new_fetch: type[Fetch] = Fetch
@@ -171,6 +202,9 @@ class Prefetching:
         self._by_page: dict[tuple[int, bytes], Fetch] = {}
         self._waiting: dict[Fetch, list[Prefetch]] = {}
         self._draining: list[Draining] = []
+        self.deliveries = Deliveries(context.tree, clock, settings.queue_timeout_s)
+        self.frees_host: Callable[[], bool] = lambda: False
+        self._short: dict[Prefetch, _Short] = {}
         self._told: deque[_Told] = deque()
         self._turns: deque[Fetch] = deque()
         size = context.tree.page_size
@@ -184,7 +218,10 @@ class Prefetching:
 
     @property
     def n_in_flight(self) -> int:
-        """Fetches under way, those to begin, and those given up but not yet over."""
+        """Fetches under way, those to begin, and those given up but not yet over.
+
+        Those that wait for room are not among them.
+        """
         return len(self.in_flight) + len(self._draining) + len(self._told)
 
     def start(self, key: TokenKey, limit: int | None = None, *, spare: bool = False) -> Prefetch:
@@ -201,8 +238,11 @@ class Prefetching:
         expect_key(key)
         if limit is None:
             limit = max(0, key.n_tokens - 1) // self.context.tree.page_size
-        prefetch = Prefetch(key, limit, self.settings, self._clock, owner=self, spare=spare)
         self.counts["started"] += 1
+        arrival = self.counts["started"]
+        prefetch = Prefetch(
+            key, limit, self.settings, self._clock, owner=self, arrival=arrival, spare=spare
+        )
         self._launch(prefetch)
         return prefetch
 
@@ -234,10 +274,8 @@ class Prefetching:
                 "it was started for"
             )
         fetch = prefetch.fetch
-        if fetch is None:
-            return
         reason = "the request began before all had come"
-        if fetch.ended:
+        if fetch is None or fetch.ended:
             self._leave(prefetch, reason, time)
             return
         whole = fetch.publish(_until_spent(time))
@@ -250,16 +288,21 @@ class Prefetching:
     def cancel(self, prefetch: Prefetch, time: Slice) -> None:
         """The request is given up: nothing is published for it any more."""
         self.expect(prefetch)
-        if prefetch.fetch is not None:
-            self._leave(prefetch, "cancelled", time)
+        self._leave(prefetch, "cancelled", time)
         prefetch.cancelled = True
 
     def poll(self) -> None:
-        """Free the slots that abandoned calls have released; never waits."""
+        """Free the slots that abandoned calls have released, and ask again where room came.
+
+        Never waits.
+        """
         for draining in [each for each in self._draining if each.ticket.done]:
             self._draining.remove(draining)
             for ledger, slots in draining.slots:
                 ledger.cancel(slots)
+        self.deliveries.expire()
+        if self._short:
+            self._ask_again()
 
     def step(self) -> bool:
         """One step of the prefetch whose turn it is; false if none can go on."""
@@ -289,6 +332,9 @@ class Prefetching:
                 self._finish(prefetch, reason)
             self._waiting.pop(fetch, None)
             self._stop(fetch, reason)
+        for prefetch in [each for each in self._short if each.waits]:
+            if namespaces is None or prefetch.key.namespace in namespaces:
+                self._finish(prefetch, reason)
 
     def owners(self) -> Iterator[tuple[Ledger, bytes]]:
         """HOST slots in flight, for integrity checks."""
@@ -299,7 +345,8 @@ class Prefetching:
 
     def receipts(self) -> list[Receipt]:
         """Pins on HOST, for integrity checks."""
-        return [receipt for fetch in self.in_flight.values() for receipt in fetch.receipts()]
+        fetching = [receipt for fetch in self.in_flight.values() for receipt in fetch.receipts()]
+        return fetching + self.deliveries.receipts()
 
     def expect(self, prefetch: object) -> None:
         """Refuse other objects than prefetches, and other caches' prefetches (`LeaseError`)."""
@@ -351,6 +398,7 @@ class Prefetching:
         finally:
             tree.let_go(root)
         if not prefetch.joined:
+            fetch.give_way = partial(self._give_way, fetch)
             self.in_flight[id(fetch)] = self._by_page[fetch.first] = fetch
             self._turns.append(fetch)
             fetch.hand_names_to(key)
@@ -380,19 +428,93 @@ class Prefetching:
         if fetch.spare and fetch.phase is Phase.LOOKING and self.nbytes_in_flight:
             return False  # requests first, and one after the other, each with all of the budget
         fetch.budget = self._budget()
+        fetch.comes_after = bool(self._short) and self._comes_after(fetch)
         fetch.step()
         if fetch.ended:
             self._ended(fetch)
         return True
 
+    # -- room on HOST, in order of arrival
+
+    @property
+    def n_short(self) -> int:
+        """Prefetches that wait for room."""
+        return sum(each.waits for each in self._short)
+
+    def _wait(self, prefetch: Prefetch, fetch: Fetch) -> None:
+        """A prefetch found no room: it asks again when some comes, if that can be."""
+        prefetch.fetch, prefetch.reason = None, fetch.reason
+        before = self._short.get(prefetch)
+        until = self._clock() + self.settings.queue_timeout_s if before is None else before.until
+        self.counts["waited for room"] += before is None
+        assert fetch.short_of is not None
+        room = [-1] if fetch.comes_after else self._room(prefetch, fetch.lacking)
+        self._short[prefetch] = _Short(fetch.short_of, fetch.lacking, room, until)
+        prefetch.waits = True
+
+    def _room(self, prefetch: Prefetch, lacking: Sequence[TreeComponent]) -> list[int]:
+        """The slots it could have of the pools that were short, and the bytes of HOST."""
+        tenant = self.context.tree.tenant_of(prefetch.key.namespace)
+        ledgers = [component.hosts[tenant] for component in lacking]
+        return [self._budget(), *(ledger.headroom for ledger in ledgers if ledger is not None)]
+
+    def _ask_again(self) -> None:
+        """Those first in line of each tenant ask, where room came; who waited too long ends."""
+        now, asked = self._clock(), set()
+        hope = bool(self.in_flight or self._draining or self._told or self.deliveries)
+        hope = hope or self.frees_host()
+        for prefetch in sorted(self._short, key=lambda each: each.arrival):
+            short = self._short[prefetch]
+            tenant = self.context.tree.tenant_of(prefetch.key.namespace)
+            first = tenant not in asked
+            asked.add(tenant)
+            if not prefetch.waits:
+                continue
+            room = self._room(prefetch, short.lacking)
+            if first and any(have > had for have, had in zip(room, short.room)):
+                prefetch.waits, prefetch.reason = False, ""
+                self._launch(prefetch)
+                hope = True
+            elif not hope or now >= short.until:
+                prefetch.short_of = short.of
+                self._finish(prefetch, prefetch.reason)
+
+    def _comes_after(self, fetch: Fetch) -> bool:
+        """Whether a prefetch of the tenant that came before those of a fetch is short of room."""
+        if fetch.phase is not Phase.LOOKING:
+            return False
+        arrival = self._arrival(fetch)
+        tenant_of = self.context.tree.tenant_of
+        tenant = tenant_of(fetch.key.namespace)
+        return any(
+            each.arrival < arrival and tenant_of(each.key.namespace) == tenant
+            for each in self._short
+        )
+
+    def _arrival(self, fetch: Fetch) -> int:
+        """The number of the first prefetch that waits for a fetch."""
+        return min(each.arrival for each in self._waiting[fetch])
+
+    def _give_way(self, fetch: Fetch) -> bool:
+        """Data that came for a younger prefetch makes room; false if there is none."""
+        tenant = self.context.tree.tenant_of(fetch.key.namespace)
+        return self.deliveries.give_way(self._arrival(fetch), tenant)
+
+    # -- the end
+
     def _leave(self, prefetch: Prefetch, reason: str, time: Slice, *, stop: bool = True) -> None:
         """A prefetch waits no longer; its fetch stops, if nobody else waits for it."""
         fetch = prefetch.fetch
-        assert fetch is not None
+        if fetch is None:
+            if prefetch.waits:
+                self._finish(prefetch, reason)
+            self.deliveries.let_go(prefetch)
+            return
         while not self._compare(prefetch, fetch) and not time.spent:
             pass
         self._note(prefetch, fetch)
         self._finish(prefetch, reason)
+        self.deliveries.let_go(prefetch)
         if fetch not in self._waiting:  # it has ended; this one was to look again
             self._told = deque(each for each in self._told if each.prefetch is not prefetch)
             return
@@ -417,7 +539,16 @@ class Prefetching:
         if self._by_page.get(fetch.first) is fetch:
             del self._by_page[fetch.first]
         self.counts["shrunk"] += fetch.shrunk
-        self._told += [_Told(prefetch, fetch) for prefetch in self._waiting.pop(fetch, ())]
+        for prefetch in self._waiting.pop(fetch, ()):
+            self._told.append(_Told(prefetch, fetch))
+            if fetch.boundary > fetch.anchor:
+                self._keep(prefetch, fetch.boundary)
+
+    def _keep(self, prefetch: Prefetch, boundary: int) -> None:
+        """Data that came for a request, up to a boundary in pages, stays until it begins."""
+        n_pages = prefetch.key.n_tokens // self.context.tree.page_size
+        if not prefetch.spare:
+            self.deliveries.keep(prefetch, min(boundary, prefetch.limit, n_pages))
 
     def _tell_next(self) -> bool:
         """Tell one prefetch that its fetch ended; one that only shared it goes on (S7)."""
@@ -434,6 +565,8 @@ class Prefetching:
             more = False  # the same limit stops this one
         if prefetch.joined and more:
             self._launch(prefetch, alone=not came)
+        elif fetch.short_of is not None and not prefetch.spare:
+            self._wait(prefetch, fetch)
         else:
             prefetch.short_of = fetch.short_of
             self._finish(prefetch, fetch.reason)
@@ -484,12 +617,16 @@ class Prefetching:
         return min(agreed, limit)
 
     def _finish(self, prefetch: Prefetch, reason: str) -> None:
-        prefetch.fetch = None
+        prefetch.fetch, prefetch.waits = None, False
+        self._short.pop(prefetch, None)
         gained = prefetch.gained_tokens
         prefetch.reason = reason or ("complete" if gained else "nothing of it came")
         self.counts["delivered" if gained else "in vain"] += 1
         if not gained:
             self.in_vain[re.sub(r"\d+", "N", prefetch.reason)] += 1
+            self.deliveries.let_go(prefetch)
+        else:
+            self._keep(prefetch, prefetch.tokens // self.context.tree.page_size)
         self.counts["tokens"] += gained
 
 

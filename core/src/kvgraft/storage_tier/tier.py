@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from kvgraft.config import StorageSettings
 from kvgraft.errors import ConfigError, SnapshotError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.request import expect_key
+from kvgraft.requests.request import Request, expect_key
 from kvgraft.stats import StorageStats
 from kvgraft.storage import (
     Fingerprint,
@@ -37,6 +38,8 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
 __all__ = ["StorageTier", "fingerprint_of"]
+
+NOBODY: Mapping[int, Request] = MappingProxyType({})
 
 STEP_S = 0.002
 """Pause between two looks while draining."""
@@ -93,6 +96,7 @@ class StorageTier:
         settings: policies and bounds.
         clock: seconds that only grow.
         pace: how long one call may take of the scheduler's thread.
+        requests: those that have begun and not ended.
 
     Attributes:
         client: the supervised store, with its counters.
@@ -118,6 +122,7 @@ class StorageTier:
         settings: StorageSettings,
         clock: Callable[[], float] = time.monotonic,
         pace: Pace | None = None,
+        requests: Mapping[int, Request] = NOBODY,
     ) -> None:
         self.tree = tree
         self.pace = pace or Pace()
@@ -134,6 +139,8 @@ class StorageTier:
         )
         self.storing = self.new_storing(self.context, settings, clock)
         self.prefetching = self.new_prefetching(self.context, settings, clock)
+        self.prefetching.frees_host = self._frees_host
+        self.requests = requests
         self.restoring: Restoring | None = None
         self._turns = deque([self.prefetching.step, self.storing.step, self.touching.step])
         self._clearing: StorageTicket | None = None
@@ -236,6 +243,23 @@ class StorageTier:
             self._stop_fetching(reason)
         else:
             self.prefetching.stop(reason, namespaces)
+        self.prefetching.deliveries.let_go_of(namespaces)
+
+    def give_way(self) -> bool:
+        """Let go of data kept for the request that came last, for one that is to be admitted (A8).
+
+        Returns:
+            Whether there was any.
+        """
+        return self.prefetching.deliveries.give_way()
+
+    def _frees_host(self) -> bool:
+        """Whether writes, copies or requests that load back hold HOST, and will let go."""
+        return (
+            bool(self.storing.receipts())
+            or bool(self.context.evictor.journal.n_in_flight)
+            or any(each.receipt.host_from is not None for each in self.requests.values())
+        )
 
     def before_begin(self, key: TokenKey, prefetch: Prefetch | None) -> None:
         """A request begins, with the pages that arrived for it.
@@ -279,7 +303,7 @@ class StorageTier:
 
     @property
     def n_in_flight(self) -> int:
-        """Prefetches and stores that have not ended."""
+        """Prefetches and stores under way; not those that wait for room on HOST."""
         restoring = 0
         if self.restoring is not None and self.client.attached:
             restoring = self.restoring.n_in_flight
@@ -288,19 +312,26 @@ class StorageTier:
     def drain(self, timeout_s: float) -> bool:
         """Wait for everything under way, at most `timeout_s` seconds; whether all ended.
 
-        Last, the store is told of the uses that it has not heard of.
+        Prefetches that wait for room on HOST are not waited for: room comes as requests run. Last,
+        the store is told of the uses that it has not heard of.
         """
         deadline = time.monotonic() + timeout_s
         self.storing.hurry()
         self.poll()
-        while self.n_in_flight and time.monotonic() < deadline:
+        while self._goes_on() and time.monotonic() < deadline:
             time.sleep(STEP_S)
             self.poll()
         self.touching.hurry()
         while self.touching.under_way and time.monotonic() < deadline:
             self.poll()
             time.sleep(STEP_S)
-        return not self.n_in_flight
+        return not self.n_in_flight and not self.prefetching.n_short
+
+    def _goes_on(self) -> bool:
+        """Whether something is under way, or begins in the room that came when it ended."""
+        if not self.n_in_flight and self.prefetching.n_short:
+            self.poll()
+        return bool(self.n_in_flight)
 
     def owners(self) -> list[SlotOwner]:
         """HOST slots in flight, for integrity checks."""
@@ -350,6 +381,7 @@ class StorageTier:
     def close(self, timeout_s: float) -> bool:
         """Store waiting data and close the store; whether it closed within `timeout_s` seconds."""
         self._stop_fetching("the cache was closed")
+        self.prefetching.deliveries.let_go_of(None)
         deadline = time.monotonic() + timeout_s
         self.drain(timeout_s)
         self.storing.stop()

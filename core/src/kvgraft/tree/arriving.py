@@ -16,7 +16,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import HASH_BYTES, TokenKey
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import Node, PageNames
 from kvgraft.tree.operations import holds_up, parent_on_host
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
@@ -155,8 +155,9 @@ def _may_hang(tree: Tree, node: Node, component: TreeComponent) -> bool:
 
 def _note_stored(tree: Tree, node: Node, arrival: Arrival) -> None:
     """Mark data that came from a store as stored."""
+    if node.names is None:
+        node.names = PageNames(bytearray())
     names = node.names
-    assert names is not None
     if names.store != arrival.store:
         names.store, names.stored = arrival.store, 0
     for component, cell in zip(tree.components, node.cells):

@@ -204,8 +204,9 @@ class Schedule:
             and self._probe(generation, generation.remaining) is Outcome.NEVER_FITS
         ):
             return Outcome.NEVER_FITS
-        if prefetch is not None and not prefetch.ended:
-            # to begin gives up pages that have not arrived; not for a request that goes on waiting
+        if prefetch is not None:
+            # to begin gives up pages that have not arrived, and lets those that have be evicted;
+            # not for a request that goes on waiting
             outcome = self._probe(generation, reserve)
             if outcome is not Outcome.ADMITTED:
                 return outcome

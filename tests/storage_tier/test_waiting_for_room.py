@@ -1,0 +1,233 @@
+"""A burst of prefetches on a small HOST: they wait in order, and data stays until used (S3)."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from kvgraft import Tier, TokenKey, WritePolicy
+from kvgraft.cache import Cache
+from kvgraft.storage_tier import Prefetch, fetching
+
+from ..serving.own_parts import clocked_parts
+from ..serving.server import Server, ledgers
+from ..serving.setups import Setup, installed, one_of_each_kind
+from .shelf import (
+    AT_ONCE,
+    Shelf,
+    drained,
+    open_cache,
+    settings,
+    step_by_step,
+    stocked,
+    tier_of,
+    until,
+)
+from .troubles import Clock
+
+FULL = installed("full")
+PROMPTS = [list(range(1000 * number, 1000 * number + 33)) for number in range(1, 9)]
+"""Of 16 pages that can be resumed from, 32 tokens."""
+SMALL: dict[str, Any] = {"device_tokens": 256, "host_tokens": 80}
+"""Room on HOST for two of them and a half."""
+
+
+def opened(setup: Setup = FULL, *prompts: Sequence[int], **options: Any) -> Cache:
+    given = {**SMALL, **options}
+    shelf = stocked(setup, *(prompts or PROMPTS), chunk=16)
+    return open_cache(setup, shelf, settings(threshold_tokens=8), **given)
+
+
+def asked(cache: Cache, *prompts: Sequence[int]) -> list[Prefetch]:
+    return [tier_of(cache).prefetch(TokenKey(prompt)) for prompt in prompts]
+
+
+def filled(cache: Cache) -> list[Prefetch]:
+    """Two have come, the third a part; nobody has begun."""
+    came = asked(cache, *PROMPTS[:3])
+    until(lambda: all(each.ended for each in came), cache)
+    return came
+
+
+def run(server: Server, prefetch: Prefetch) -> int:
+    """A request's life after its prefetch; the tokens that came from the store."""
+    cache = server.cache
+    request = cache.begin(prefetch.key, prefetch=prefetch)
+    assert cache.admit(request).admitted
+    server.load_back(request)
+    tokens = request.storage_tokens
+    server.prefill(request)
+    cache.finish(request)
+    return tokens
+
+
+@pytest.mark.parametrize("write", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
+@pytest.mark.parametrize("setup", one_of_each_kind())
+def test_prompts_that_are_asked_for_at_once_come_mostly_from_the_store(
+    setup: Setup, write: WritePolicy
+) -> None:
+    cache = opened(setup, policy=write)
+    server, before = Server(cache), ledgers(cache)
+    waiting = deque(asked(cache, *PROMPTS))
+    tokens = 0
+    while waiting:
+        until(lambda: waiting[0].ready, cache)
+        tokens += run(server, waiting.popleft())
+        cache.check_integrity()
+    assert cache.drain()
+    assert tokens >= 0.7 * 32 * len(PROMPTS), tier_of(cache).counts()
+    for component in cache.tree.components:
+        for tier in (Tier.DEVICE, Tier.HOST):
+            cache.evict(component.name, 1000, tier)
+    assert ledgers(cache) == before
+    cache.close()
+
+
+def test_data_that_came_is_not_evicted_before_its_request_begins() -> None:
+    cache = opened()
+    server, (prefetch,) = Server(cache), asked(cache, PROMPTS[0])
+    drained(cache, prefetch)
+    for start in range(5000, 5900, 100):
+        server.serve(range(start, start + 40))  # its backup takes all of HOST that it can get
+    assert run(server, prefetch) == 32
+    assert cache.evict("full", 1000, Tier.HOST) >= 16, "it is data as any other now"
+    cache.close()
+
+
+def test_prefetches_get_room_in_the_order_in_which_they_came() -> None:
+    cache = opened()
+    server = Server(cache)
+    came = filled(cache)
+    long, short = asked(cache, PROMPTS[3], PROMPTS[4][:13])
+    until(lambda: long.waits and short.waits, cache)
+    assert "waits for room: HOST memory is short: full needs" in str(long)
+    assert "others that came before wait for room" in str(short)
+    assert not cache.drain(), "they have not ended, and nothing is waited for"
+    run(server, came[0])
+    until(lambda: long.ended, cache)
+    assert (long.gained_tokens, short.waits) == (32, True)
+    run(server, came[1])
+    until(lambda: short.ended, cache)
+    assert short.gained_tokens == 12
+    assert tier_of(cache).counts()["prefetch waited for room"] == 2
+    cache.close()
+
+
+def test_data_kept_for_a_request_makes_room_for_one_that_came_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The engine begins them in order: the first would wait for the second, and that for it."""
+    monkeypatch.setattr(fetching, "PIECE_PAGES", 2)  # so the short one is planned first
+    cache = opened(host_tokens=12)
+    first, second = asked(cache, PROMPTS[0], PROMPTS[1][:13])
+    until(lambda: first.ended, cache)
+    assert first.gained_tokens == 12
+    assert run(Server(cache), first) == 12
+    assert second.arrival == 2
+    cache.close()
+
+
+def test_what_nobody_begins_is_kept_for_a_while_only() -> None:
+    clock = Clock()
+    cache = opened(parts=clocked_parts(clock))
+    came = filled(cache)
+    (waiting,) = asked(cache, PROMPTS[3])
+    until(lambda: waiting.waits, cache)
+    clock.now += 59
+    cache.poll()
+    assert waiting.waits
+    assert cache.evict("full", 1000, Tier.HOST) == 0
+    clock.now += 2
+    until(lambda: waiting.ended, cache)
+    assert cache.evict("full", 1000, Tier.HOST) >= 24
+    assert all(each.ended for each in came)
+    cache.close()
+
+
+def test_a_prefetch_that_no_room_can_come_for_ends_at_once() -> None:
+    cache = opened(host_tokens=6)
+    (prefetch,) = asked(cache, PROMPTS[0])
+    drained(cache, prefetch)
+    assert prefetch.reason == "HOST memory is short: full needs 16 slots and has 3"
+    cache.close()
+
+
+@pytest.mark.parametrize("end", ["cancel", "begin", "detach", "clear", "close"])
+@pytest.mark.parametrize("stepping", [False, True])
+def test_one_that_waits_for_room_ends_with_its_request_store_or_cache(
+    end: str, *, stepping: bool
+) -> None:
+    pace = step_by_step() if stepping else AT_ONCE
+    cache = opened(pace=pace)
+    tier, before = tier_of(cache), ledgers(cache)
+    came = filled(cache)
+    waiting = asked(cache, *PROMPTS[3:6])
+    until(lambda: all(each.waits for each in waiting), cache)
+    if end == "cancel":
+        for each in waiting:
+            tier.cancel(each)
+    elif end == "begin":
+        for each in waiting:
+            cache.abort(cache.begin(each.key, prefetch=each))
+    elif end == "detach":
+        tier.detach(1)
+        assert [each.reason for each in waiting] == ["the store was detached"] * 3
+    elif end == "clear":
+        cache.clear()
+        assert [each.reason for each in waiting] == ["the cache was cleared"] * 3
+    else:
+        cache.close()
+    assert all(each.ended for each in waiting)
+    if end != "close":
+        assert cache.drain()
+        cache.check_integrity()
+        for each in came:
+            tier.cancel(each)
+    cache.evict("full", 1000, Tier.HOST)
+    assert ledgers(cache) == before
+    cache.close()
+
+
+def test_two_requests_over_one_prompt_wait_together_and_both_hit() -> None:
+    cache = opened()
+    server = Server(cache)
+    came = filled(cache)
+    both = asked(cache, PROMPTS[3], PROMPTS[3])
+    until(lambda: all(each.waits for each in both), cache)
+    for each in came:
+        run(server, each)
+    until(lambda: all(each.ended for each in both), cache)
+    assert run(server, both[0]) == 32
+    cache.close()
+
+
+def test_a_request_is_admitted_though_all_of_host_is_kept_for_others() -> None:
+    """Its own canonical copies need HOST slots, and those behind it do not begin before (A8)."""
+    setup = installed("hisparse")
+    cache = opened(setup, host_tokens=80)
+    server = Server(cache)
+    filled(cache)
+    request = server.begin(range(7000, 7060))
+    assert cache.admit(request).admitted
+    server.prefill(request)
+    cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
+def test_a_store_attached_while_they_wait_is_not_asked_for_those_that_ended() -> None:
+    cache = opened()
+    tier = tier_of(cache)
+    filled(cache)
+    (waiting,) = asked(cache, PROMPTS[3])
+    until(lambda: waiting.waits, cache)
+    ticket = tier.detach(1)
+    until(lambda: ticket.done, cache)
+    tier.attach(Shelf())
+    assert cache.drain()
+    assert waiting.ended
+    assert waiting.gained_tokens == 0
+    cache.close()
