@@ -84,6 +84,33 @@ def test_nothing_is_evicted_for_pages_beyond_the_share() -> None:
     cache.close()
 
 
+@pytest.mark.parametrize("setup", [FULL, installed("full", "swa", "mamba")], ids=["full", "hybrid"])
+def test_a_prefetch_that_the_share_cuts_says_so(setup: Setup) -> None:
+    prompt = list(range(100, 165))
+    nbytes = 20 * slab_nbytes(setup)[0]
+    shelf = stocked(setup, prompt, chunk=8)
+    cache = open_cache(setup, shelf, settings(prefetch_nbytes=nbytes), **LARGE)
+    tier = tier_of(cache)
+    prefetch = drained(cache, tier.prefetch(TokenKey(prompt)))
+    assert prefetch.capped
+    assert (prefetch.asked_tokens, prefetch.planned_tokens) == (64, 40)
+    assert 0 < prefetch.gained_tokens <= 40
+    said = "complete, capped by prefetch_nbytes; 64 were asked for"
+    assert said in str(prefetch)
+    assert said in cache.explain(prefetch.key, prefetch).storage
+    assert tier.counts()["prefetch capped"] == 1
+    tier.cancel(prefetch)
+    rest = drained(cache, tier.prefetch(TokenKey(prompt)))
+    assert rest.anchor_tokens == prefetch.tokens, "another goes on from there"
+    shelf = stocked(setup, prompt[:25], chunk=8)
+    short = open_cache(setup, shelf, settings(prefetch_nbytes=nbytes), **LARGE)
+    whole = drained(short, tier_of(short).prefetch(TokenKey(prompt)))
+    assert not whole.capped, "the store has no more"
+    assert "capped" not in str(whole)
+    for each in (cache, short):
+        each.close()
+
+
 @pytest.mark.parametrize("holder", ["prefetch", "store"])
 def test_host_slots_promised_as_evictable_are_not_pinned(holder: str) -> None:
     """A prefix on HOST is room that can be made, until a fetch or a store holds it (A12)."""

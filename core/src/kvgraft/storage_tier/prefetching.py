@@ -71,7 +71,9 @@ class Prefetch:
         arrival: number in the order in which prefetches were started, from 1.
         anchor_tokens: tokens that could be resumed from when it was queued.
         tokens: tokens that can be resumed from since, thanks to STORAGE; no less.
-        planned_tokens: how far the store's data would have gone, had HOST memory been no matter.
+        planned_tokens: how far the store's data would have gone, had room on HOST been no matter,
+            within `prefetch_nbytes`.
+        capped: whether `prefetch_nbytes` kept the rest of the sequence from being looked for.
         limit: the deepest boundary of use, in pages.
         fetch: the fetch that brings it; None once it has ended.
         agreed_nbytes: bytes of tokens that it is known to share with that.
@@ -93,6 +95,7 @@ class Prefetch:
         "anchor_tokens",
         "arrival",
         "cancelled",
+        "capped",
         "fetch",
         "joined",
         "key",
@@ -113,7 +116,7 @@ class Prefetch:
         settings: StorageSettings,
         clock: Callable[[], float],
         *,
-        owner: object,
+        owner: Prefetching,
         arrival: int,
         spare: bool,
     ) -> None:
@@ -128,7 +131,7 @@ class Prefetch:
         self._deadline = clock() + self._timeout_s
         self.anchor_tokens = self.tokens = self.planned_tokens = 0
         self.shared = self.joined = False
-        self.cancelled = self.waits = False
+        self.cancelled = self.waits = self.capped = False
         self.reason = ""
         self.short_of: ShortOf | None = None
         self.fetch: Fetch | None = None
@@ -151,6 +154,11 @@ class Prefetch:
         return waits and self._clock() >= self._deadline
 
     @property
+    def asked_tokens(self) -> int:
+        """Tokens of the sequence that a request could resume from, in whole pages."""
+        return self.limit * self._owner.context.tree.page_size
+
+    @property
     def gained_tokens(self) -> int:
         """Tokens that STORAGE made resumable."""
         return self.tokens - self.anchor_tokens
@@ -168,6 +176,8 @@ class Prefetch:
             reason = (
                 f"timed out after {self._timeout_s:g} s; the request may begin without the rest"
             )
+        if self.capped:
+            reason += f", capped by prefetch_nbytes; {self.asked_tokens} were asked for"
         if self.planned_tokens > self.tokens:
             reason += f"; storage has {self.planned_tokens}"
         return f"{self.gained_tokens} tokens beyond {self.anchor_tokens}: {reason}"
@@ -614,6 +624,7 @@ class Prefetching:
         prefetch.tokens = max(prefetch.tokens, reached)
         planned = min(agreed, fetch.planned, limit) * tree.page_size
         prefetch.planned_tokens = max(prefetch.planned_tokens, planned)
+        prefetch.capped = fetch.planned > 0 and fetch.gap is None and fetch.asked < limit
         return min(agreed, limit)
 
     def _finish(self, prefetch: Prefetch, reason: str) -> None:
@@ -628,6 +639,7 @@ class Prefetching:
         else:
             self._keep(prefetch, prefetch.tokens // self.context.tree.page_size)
         self.counts["tokens"] += gained
+        self.counts["capped"] += prefetch.capped
 
 
 def _until_spent(time: Slice) -> Iterator[None]:
