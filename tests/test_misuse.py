@@ -33,6 +33,74 @@ def test_a_closed_cache_begins_no_request(cache: Cache) -> None:
         cache.begin(TokenKey([1, 2]))
 
 
+CHANGING: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("admit", "load_back", "restart", "checkpoint", "fork"), ()),
+    **dict.fromkeys(("allocate", "computed"), (1,)),
+}
+
+
+@pytest.mark.parametrize("call", CHANGING)
+def test_a_closed_cache_changes_nothing_for_a_request(cache: Cache, call: str) -> None:
+    request = cache.begin(TokenKey(range(8)))
+    if call != "admit":
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 8)
+        cache.computed(request, 7)
+    cache.close()
+    before = cache.stats()
+    with pytest.raises(LeaseError, match=r"^the cache is closed; open another$"):
+        getattr(cache, call)(request, *CHANGING[call])
+    assert cache.stats() == before
+    cache.abort(request)
+    assert not cache.requests
+
+
+@pytest.mark.parametrize("write_policy", ["write-back", "write-through"])
+def test_requests_end_in_a_closed_cache(write_policy: str) -> None:
+    cache = Cache.open(
+        ["full"], page_size=4, device_tokens=64, host_tokens=64, write_policy=write_policy
+    )
+    request = cache.begin(TokenKey(range(8)))
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, 8)
+    cache.computed(request, 8)
+    cache.close()
+    assert cache.finish(request) == 8
+    with pytest.raises(LeaseError, match="closed"):
+        cache.evict("full", 1)
+    with pytest.raises(LeaseError, match="closed"):
+        cache.move_memory("full", "full")
+
+
+@pytest.mark.parametrize("call", ["table", "host_table"])
+def test_a_state_has_no_table_and_a_page_no_state(call: str) -> None:
+    with Cache.open({"full": {}, "mamba": {"states": 4}}, device_tokens=1024) as cache:
+        request = cache.begin(TokenKey(range(8)))
+        assert cache.admit(request).admitted
+        with pytest.raises(ConfigError, match=r"'mamba' keeps states and.*; use state_slot"):
+            getattr(cache, call)(request, "mamba")
+        with pytest.raises(ConfigError, match="'full' has no states; use table"):
+            cache.state_slot(request, "full")
+        with pytest.raises(LeaseError, match="'mamba': no state yet; allocate first"):
+            cache.state_slot(request, "mamba")
+
+
+def test_a_request_says_whether_its_states_are_new() -> None:
+    with Cache.open({"full": {}, "mamba": {"states": 8}}, page_size=4, device_tokens=256) as cache:
+        request = cache.begin(TokenKey(range(9)))
+        said = [request.fresh]
+        assert cache.admit(request).admitted
+        n_tokens = cache.next_chunk(request)
+        assert cache.allocate(request, n_tokens)
+        said.append(request.fresh)
+        cache.computed(request, n_tokens)
+        said.append(request.fresh)
+        cache.finish(request)
+        again = cache.begin(TokenKey(range(9)))
+        assert again.anchor_tokens
+        assert [*said, again.fresh] == [True, True, False, False]
+
+
 @pytest.mark.parametrize("call", ["table", "host_table", "private_slots", "state_slot"])
 def test_a_component_that_is_not_there_is_named_beside_those_that_are(
     cache: Cache, call: str

@@ -30,10 +30,7 @@ def test_with_any_number_of_states_an_admitted_request_can_copy_and_capture(
         cache = SETUPS[name].open(**sizes)
         server = Server(cache)
         first = server.begin(PROMPT)
-        if not cache.admit(first).admitted:
-            answers.append((states, "nothing fits"))
-            cache.close()
-            continue
+        assert cache.admit(first).admitted
         server.prefill(first)
         cache.finish(first)
         cache.drain()
@@ -47,15 +44,13 @@ def test_with_any_number_of_states_an_admitted_request_can_copy_and_capture(
             server.prefill(request)
             server.decode(request, 5)
             assert cache.states.copies_on_write - copies == bool(request.anchor_tokens)
-            assert cache.finish(request) == 36, "a state that was promised was not captured"
+            keeps, cached = request.keeps_decoded, cache.finish(request)
+            assert cached == 36 or not keeps, "a state that was promised was not captured"
             answers.append((states, "resumed" if request.anchor_tokens else "as a miss"))
-        else:
-            assert decision.outcome is Outcome.NEVER_FITS
-            assert {each.component for each in decision.shortages} == {state}
-            answers.append((states, "never fits"))
         cache.check_integrity()
         cache.close()
-    assert answers[0][1] in ("nothing fits", "never fits")
+    assert len(answers) == 8, "it fits with one state"
+    assert answers[0][1] == "as a miss"
     assert answers[-1][1] == "resumed"
     assert "as a miss" in {answer for _, answer in answers}
 

@@ -290,9 +290,8 @@ class Cache:
         chunk = prompt if chunk is None else expect_count("begin: chunk", chunk, 1)
         if prompt < 1:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
-        if self.closed:
-            raise _closed()
         serving = self.serving
+        serving.expect_open()
         if serving.tracers is not None:
             serving.tracers.tell("beginning", key)
         request = Request(key, prompt, prompt + reserve, chunk, serving.mark)
@@ -347,8 +346,7 @@ class Cache:
             LeaseError: the request is not admitted, the cache is closed, or `checkpoint` refuses
                 its key; nothing has changed.
         """
-        if self.closed:
-            raise _closed()
+        self.serving.expect_open()
         self.serving.expect(request, ADMITTED)
         key = copy(request.key)
         key.extend(tokens)
@@ -572,8 +570,7 @@ class Cache:
                 more computed tokens than slots, or tokens for a key that ends elsewhere: one whose
                 prompt is not computed, or that was extended, too; nothing has changed.
         """
-        if self.closed:
-            raise _closed()
+        self.serving.expect_open()
         if fence is not None:
             expect_fence(fence)
         stepper = self.stepper
@@ -604,7 +601,8 @@ class Cache:
     def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`.
 
-        -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended.
+        -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended, and
+        `ConfigError` for a component of states.
         """
         return slot_table(request, self.tree.component(component), DEVICE)
 
@@ -706,7 +704,13 @@ class Cache:
             )
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
-        """Free at least `n_slots` more slots of one pool; returns how many it freed (E6)."""
+        """Free at least `n_slots` more slots of one pool; returns how many it freed (E6).
+
+        Raises:
+            ConfigError: no such component or tier, or no number of slots.
+            LeaseError: the cache is closed.
+        """
+        self.serving.expect_open()
         n_slots = expect_count("evict: slots", n_slots)
         _expect_tier("evict", tier)
         return self.evictor.evict(self.tree.component(component), n_slots, tier)
@@ -723,7 +727,9 @@ class Cache:
 
         Raises:
             ConfigError: the components do not share a budget on that tier.
+            LeaseError: the cache is closed.
         """
+        self.serving.expect_open()
         _expect_tier("move_memory", tier)
         if self.arenas is None:
             raise ConfigError(
@@ -754,8 +760,7 @@ class Cache:
         if max_tokens is not None:
             n_tokens = min(n_tokens, expect_count("pin: max_tokens", max_tokens))
         _expect_owner("pin", owner)
-        if self.closed:
-            raise _closed()
+        self.serving.expect_open()
         return self.pins.pin(key, owner, n_tokens // self.tree.page_size)
 
     def unpin(self, pin: Pin) -> None:
@@ -792,8 +797,7 @@ class Cache:
             ConfigError: a namespace that no key can have.
             LeaseError: the cache is closed.
         """
-        if self.closed:
-            raise _closed()
+        self.serving.expect_open()
         tree = self.tree
         if namespace is Namespaces.ALL:
             namespaces = list(tree.roots)
@@ -928,8 +932,7 @@ class Cache:
         self, limit: int, observer: Callable[[list[Event]], object] | None
     ) -> EventStream:
         limit = expect_count("events: limit", limit, 1)
-        if self.closed:
-            raise _closed()
+        self.serving.expect_open()
         if self.serving.recorder is None:
             recorder: type[Recorder] = optional("events")
             self.serving.recorder = recorder(self.tree, self._stop_recording)
@@ -971,16 +974,16 @@ class Cache:
         self.rows.check(list(self.requests.values()))
 
     def close(self) -> None:
-        """Finish transfers in flight and stop the engine; requests are begun no more."""
-        self.closed = True
+        """Finish transfers in flight and stop the engine.
+
+        Afterwards requests may end, by `finish`, `retract` or `abort`; calls that change anything
+        else are refused.
+        """
+        self.closed = self.serving.closed = True
         self.journal.drain(self.config.transfer_timeout_s)
         if self.storage:
             self.storage.close(self.config.transfer_timeout_s)
         self.journal.engine.close()
-
-
-def _closed() -> LeaseError:
-    return LeaseError("the cache is closed; open another")
 
 
 def _expect_owner(call: str, owner: object) -> str:

@@ -172,6 +172,13 @@ class Reach:
         width = sum(term.width(FAR, 1) for term in self.terms)
         return width if width == sum(term.width(FAR // 2, 1) for term in self.terms) else math.inf
 
+    def pages(self, boundary: int, page_size: int) -> tuple[Span, ...]:
+        """Page ranges needed at a boundary, given in pages: disjoint, in order; none for a state.
+
+        `acquire_component_lock` names at least these.
+        """
+        return PageReach(self, page_size).spans(boundary)
+
     def width(self, boundary: int, page_size: int) -> int:
         """Most pages needed at any boundary up to this one, given in pages."""
         return min(boundary, sum(term.width(boundary, page_size) for term in self.terms))

@@ -67,6 +67,7 @@ class Serving:
         cache: the cache, which has all its parts.
 
     Attributes:
+        closed: whether the cache was closed.
         mark: known to the cache and its requests, and to no other's.
         requests: those that have begun and not ended, by their `id()`.
         running: those that are admitted, by the `id()` of their key.
@@ -75,6 +76,7 @@ class Serving:
     """
 
     def __init__(self, cache: Any) -> None:
+        self.closed = False
         self.mark = CacheMark(cache)
         self.requests: dict[int, Request] = cache.requests
         self.running: dict[int, Request] = {}
@@ -129,6 +131,7 @@ class Serving:
 
     def admit(self, given: Any) -> Decision:
         """See `Cache.admit`."""
+        self.expect_open()
         request = self.expect(given, LEASED)
         self._expect_free(request.key, "admit")
         if request.put_off or request.limited is CROWDED or not self._may_share(request):
@@ -170,6 +173,7 @@ class Serving:
         """See `Cache.load_back`."""
         if fence is not None:
             expect_fence(fence)
+        self.expect_open()
         request = self.expect(given, ADMITTED)
         if request.load_failed or request.load_started:
             return request.waits
@@ -180,6 +184,7 @@ class Serving:
 
     def restart(self, given: Any) -> None:
         """See `Cache.restart`."""
+        self.expect_open()
         request = self.expect_own(given)
         if request.stage is CLOSED:
             raise LeaseError("request is closed; begin a new one")
@@ -308,6 +313,11 @@ class Serving:
         self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
         return request
 
+    def expect_open(self) -> None:
+        """Refuse what changes a closed cache; requests may end."""
+        if self.closed:
+            raise LeaseError("the cache is closed; open another")
+
     def expect_running(self, given: Any) -> None:
         """Refuse a request that the model cannot run."""
         request = self.expect(given, ADMITTED)
@@ -318,6 +328,8 @@ class Serving:
 
     def _expect_changing(self, given: Any) -> Request:
         """Refuse a request that is not admitted; its row is read anew before its next step."""
+        if self.closed:
+            self.expect_open()
         request = self.expect(given, ADMITTED)
         if request.row >= 0:
             self.rows.touch(request.row)

@@ -81,6 +81,8 @@ class Budget:
         for part, hook in zip(request.parts, self._hooks):
             component = part.component
             asked = query._replace(host_slots=part.host_slots) if part.host_slots else query
+            if component.is_state and not request.keeps_decoded:
+                asked = asked._replace(total=request.prompt)
             demand = hook(asked) if hook is not None else None
             if demand is None:
                 demand = default_demand(component, asked)
@@ -126,12 +128,15 @@ class Budget:
     def decide(self, request: Request) -> Decision:
         """Whether every pool can promise the request's demand; changes nothing (A9).
 
-        Points whose states could never fit are left out (I11). The chunk is made smaller only if
-        the full one could never fit (A6). A request that is rejected nonetheless keeps its points
-        and its chunk. The demand decided on is kept on the request for `open`.
+        Points whose states could never fit are left out (I11), the state that follows a decode
+        last. The chunk is made smaller only if the full one could never fit (A6). A request that is
+        rejected nonetheless keeps its points and its chunk; the pools named are those that are too
+        small for the least it can run with. The demand decided on is kept on the request for
+        `open`.
         """
         if request.points_left_out is not None:
             request.checkpoints, request.points_left_out = list(request.points), None
+        request.keeps_decoded = True
         self._ask(request, request.chunk)
         shortages = self._shortages(request)
         if not shortages:
@@ -143,13 +148,21 @@ class Budget:
         if wanted and self._lacks_states(never):
             self._leave_points_out(request)
             never = self._never(request, self._shortages(request))
+        if request.total > request.prompt and self._lacks_states(never):
+            request.keeps_decoded = False
+            self._ask(request, request.chunk)
+            never = self._never(request, self._shortages(request))
         chunk = self._largest_chunk(request) if never is not None else request.chunk
         if not chunk and wanted and self.boundaries is not None and self.tree.has_state:
             chunk = self._chunk_without_points(request)
         if not chunk:
+            request.checkpoints, request.keeps_decoded = [], False
+            self._ask(request, min(request.chunk, self.tree.page_size))
+            short = self._nevers(request, self._shortages(request))
             request.checkpoints, request.points_left_out = wanted, None
+            request.keeps_decoded = True
             self._ask(request, request.chunk)
-            return Decision(Outcome.NEVER_FITS, shortages)
+            return Decision(Outcome.NEVER_FITS, short)
         request.chunk = chunk
         self._ask(request, chunk)
         shortages = self._shortages(request)
@@ -232,11 +245,16 @@ class Budget:
         ]
 
     def _never(self, request: Request, shortages: tuple[Shortage, ...]) -> Shortage | None:
-        """A shortage that would remain in a cache holding nothing but the request's prefix.
-
-        One of states comes first: there are points to do without.
-        """
+        """One of `_nevers`; of states before others: there are points to do without."""
         found: Shortage | None = None
+        for shortage in self._nevers(request, shortages):
+            if found is None or self._lacks_states(shortage):
+                found = shortage
+        return found
+
+    def _nevers(self, request: Request, shortages: tuple[Shortage, ...]) -> tuple[Shortage, ...]:
+        """The shortages that would remain in a cache holding nothing but the request's prefix."""
+        found: list[Shortage] = []
         for shortage in shortages:
             pinned = 0
             component = self.tree.by_name[shortage.component]
@@ -248,9 +266,8 @@ class Budget:
                 shortage.pool == "device" and self._could_move(request, component)
             ):
                 continue
-            if found is None or component.is_state:
-                found = shortage
-        return found
+            found.append(shortage)
+        return tuple(found)
 
     def _could_move(self, request: Request, component: TreeComponent) -> bool:
         """Whether the request fits once the boundary between pools is elsewhere."""
@@ -303,7 +320,7 @@ class Budget:
     def next_chunk(self, request: Request, limit: int | None) -> int:
         """Tokens the next prefill step may compute: to a checkpoint, whole pages, as promised."""
         page_size = self.tree.page_size
-        left = request.prompt - request.computed
+        left = max(0, request.prompt - request.computed)
         tokens = min(left, limit if limit is not None else request.chunk)
         for page in () if self.points.inside else request.checkpoints:
             boundary = page * page_size

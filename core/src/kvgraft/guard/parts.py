@@ -44,6 +44,7 @@ __all__ = [
     "GuardedEvictor",
     "GuardedJournal",
     "GuardedPartsFactory",
+    "GuardedStateSlots",
     "GuardedStepper",
     "GuardedTree",
 ]
@@ -157,6 +158,23 @@ class GuardedCleanReserve(_Guarded, CleanReserve):
             self.guard.reserve.fill_pool(super().fill_pool, component, n_slots)
 
 
+class GuardedStateSlots(StateSlots):
+    """New states hold bytes that show, NaN for floats: an engine that takes them for zero is wrong.
+
+    Where the guard looks at all operations.
+    """
+
+    def set_up_states(self, request: Request) -> None:
+        new = [part for part in request.state_parts if part.live is None]
+        super().set_up_states(request)
+        for part in new if request.fresh else ():
+            device = self.mounted[part.component.index].component.device
+            if part.live is not None and device.device.type != "meta":
+                for lanes in device.lanes:
+                    ones = -1 if lanes.dtype.is_signed else 255
+                    lanes[int.from_bytes(part.live, "little")] = ones
+
+
 class GuardedStepper(_Guarded, Stepper):
     """A stepper that takes requests ways of their own where the guard looks at them.
 
@@ -210,11 +228,14 @@ class GuardedPartsFactory(PartsFactory):
     def kind(self, plain: type[Part]) -> type[Part]:
         """The guarded class of a part that has one."""
         guarded: type[Any]
+        if plain is StateSlots and self.config.guard is not GuardMode.ON:
+            return plain
         for guarded in (
             GuardedTree,
             GuardedJournal,
             GuardedEvictor,
             GuardedCleanReserve,
+            GuardedStateSlots,
             GuardedStepper,
         ):
             if issubclass(guarded, plain):

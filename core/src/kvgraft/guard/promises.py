@@ -86,7 +86,7 @@ class Promises:
             total = demand.now + demand.later - load
             if component.is_state:
                 # Its own, one for each point ahead, and one that follows a decode.
-                alone = 1 + (request.total > request.prompt)
+                alone = 1 + (request.total > request.prompt and request.keeps_decoded)
                 least = most = alone + len(request.checkpoints)
                 rule = "I12" if alone <= total < least else "A10"
             else:
@@ -161,7 +161,7 @@ class Promises:
         elif outcome is Outcome.DEFERRED:
             wrong = said != short or any(self._never(request, each) for each in short.values())
         else:
-            wrong = not any(self._never(request, each) for each in decision.shortages)
+            wrong = not all(self._never(request, each) for each in decision.shortages)
         if wrong:
             raise ContractViolation(
                 "A8",

@@ -30,6 +30,7 @@ from kvgraft.packages.hook_results import HOOK_RESULTS, shown
 from kvgraft.packages.registry import HOOKS, NO_RULE, Plugin
 from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PrivatePool
 from kvgraft.pools.copies import PlaneCopy
+from kvgraft.pools.planes import PlaneSpec
 from kvgraft.reach import Reach
 from kvgraft.refusals import first_refusal
 from kvgraft.tree.component import ComponentShape
@@ -290,6 +291,25 @@ def mount(
     )
 
 
+def _check_mirror(plugin: Plugin, component: Component) -> None:
+    """Refuse a mirror whose planes cannot take the pool's rows as they are."""
+    mirrored = component.host.specs if component.host is not None else ()
+    partners = {(spec.layer, spec.name): spec for spec in mirrored}
+    for spec in component.device.specs:
+        partner = partners.get((spec.layer, spec.name), spec)
+        if (spec.shape, spec.dtype) != (partner.shape, partner.dtype):
+            said = (
+                f"plane {spec.name!r} of layer {spec.layer} is {_plane(spec)} on DEVICE and "
+                f"{_plane(partner)} in the host mirror; give both the same, or copy it in "
+                "build_hicache_transfers"
+            )
+            raise PluginError(plugin.name, said, NO_RULE)
+
+
+def _plane(spec: PlaneSpec) -> str:
+    return f"{spec.shape} {str(spec.dtype).removeprefix('torch.')}"
+
+
 FIELDS: dict[str, type | tuple[type, ...]] = {
     "reach": Reach,
     "device": DevicePool,
@@ -348,6 +368,8 @@ def _check_component(plugin: Plugin, component: object) -> None:
     if len({*pools, "device", "host"}) < len(pools) + 2:
         said = f"private pools {pools}: names differ, and none is 'device' or 'host'"
         raise PluginError(plugin.name, said, NO_RULE)
+    if not hasattr(plugin.implementation, "build_hicache_transfers"):
+        _check_mirror(plugin, component)
     if declaration.home is Tier.HOST and declaration.kind is Kind.STATE:
         said = "a state component is at home on DEVICE; HOST is for pages"
         raise PluginError(plugin.name, said, NO_RULE)

@@ -119,6 +119,8 @@ class Request:
         resume_at: boundaries in pages that the engine named as such.
         points_left_out: the reason for which points ahead that are not among `checkpoints` are
             skipped once it is admitted; None if all stay.
+        keeps_decoded: whether a state follows its decode, to be left behind at its end; not where
+            the pool could never hold that beside its live one.
         skipped: the skipped points, as boundary in pages and kind: each is counted once, also after
             `restart`. A restart with another key forgets them.
         left: boundaries in pages whose states it left behind, where no resume point is.
@@ -161,6 +163,7 @@ class Request:
         "device_tokens",
         "fetched",
         "hint",
+        "keeps_decoded",
         "key",
         "key_edits",
         "last_left",
@@ -210,6 +213,7 @@ class Request:
         self.fetched = NOTHING_FETCHED
         self.resume_at: tuple[int, ...] = ()
         self.skipped = NO_POINTS
+        self.keeps_decoded = True
         self.stage = LEASED
         self.hint: Hint | None = None
         self.wanted: Wanted | None = None
@@ -315,6 +319,15 @@ class Request:
         O(running requests + its length).
         """
         return self.cache_mark.pending(self)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether its states are not the sequence's yet: no token of it is computed or reused.
+
+        Their slots have whatever they had before, another request's. Write the initial state, or
+        have kernels take none: `has_initial_state`.
+        """
+        return not self.computed
 
     @property
     def needs_load_back(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.errors import LeaseError
+from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import CLOSED, Request, no_request
 from kvgraft.tree.component import TreeComponent
@@ -37,10 +37,21 @@ def _expect_open(request: object) -> Request:
     return request
 
 
+def _expect_pages(given: object, component: TreeComponent) -> Request:
+    """Refuse a component of states, and what `_expect_open` does."""
+    if component.is_state:
+        raise ConfigError(
+            f"component {component.name!r} keeps states and has no page table; use state_slot"
+        )
+    return _expect_open(given)
+
+
 def state_slot(request: Request, component: TreeComponent) -> int:
     """The slot of a state component that the model writes for an admitted request."""
     part = request.state_part(component.index)
-    if part is None or part.live is None:
+    if part is None:
+        raise ConfigError(f"component {component.name!r} has no states; use table")
+    if part.live is None:
         raise LeaseError(f"component {component.name!r}: no state yet; allocate first")
     return int.from_bytes(part.live, "little")
 
@@ -55,8 +66,9 @@ def slot_table(
 
     Raises:
         LeaseError: the request has ended, or is none.
+        ConfigError: a component of states.
     """
-    request = _expect_open(given)
+    request = _expect_pages(given, component)
     on_device = tier is DEVICE
     index = component.index
     runs = request.parts[index].runs

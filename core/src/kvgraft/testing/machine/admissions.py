@@ -33,7 +33,11 @@ class Admissions:
         (A6), and points whose states could never fit are left out of its demand.
         """
         request, name, size = live.request, live.name, self.model.page_size
-        free = {"chunk", "checkpoints", "points_left_out"} if pinned is not None else set(LEASE)
+        free = (
+            {"chunk", "checkpoints", "points_left_out", "keeps_decoded"}
+            if pinned is not None
+            else set(LEASE)
+        )
         if live.waits or standing["put_off"]:
             free |= {"put_off", "patience"}
         check_unchanged(self.judge, "A9", standing, request, name, free)
