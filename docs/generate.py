@@ -1,4 +1,4 @@
-"""Write the generated documents: the contract, where its rules are enforced, the README's table.
+"""Write the generated documents: contract, where its rules are enforced, README's table, reference.
 
 Run by `make docs`; a test fails when the files differ from its output. Where a rule is
 enforced is read from the code: registered clauses, the state machine's rules, the guard's, errors
@@ -256,10 +256,14 @@ def performance() -> str:
 
 
 def main() -> None:
+    import reference  # beside this script
+
     (ROOT / "docs" / "performance.md").write_text(performance(), encoding="utf-8")
     (ROOT / "docs" / "contract.md").write_text(contract(), encoding="utf-8")
     (ROOT / "docs" / "where-rules-are-enforced.md").write_text(places(), encoding="utf-8")
     (ROOT / "README.md").write_text(readme(), encoding="utf-8")
+    for path, page in reference.pages().items():
+        path.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

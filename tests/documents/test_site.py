@@ -41,7 +41,17 @@ def hooks() -> ModuleType:
 def referenced() -> list[str]:
     """The names that the reference shows, dotted."""
     pages = [path.read_text(encoding="utf-8") for path in sorted(REFERENCE.glob("*.md"))]
-    return re.findall(r"^::: ([\w.]+)$", "\n".join(pages), re.MULTILINE)
+    return re.findall(r"^<!-- ::: ([\w.]+)", "\n".join(pages), re.MULTILINE)
+
+
+def test_the_reference_reads_in_the_repository_as_on_the_site() -> None:
+    for path, text in script("reference").pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run `make docs`"
+    settings = (REFERENCE / "settings.md").read_text(encoding="utf-8")
+    assert "\n- `page_size`: tokens per page.\n" in settings
+    assert "\n- `WRITE_THROUGH`: At the first touch: as soon as it is in the tree.\n" in settings
+    calls = (REFERENCE / "cache.md").read_text(encoding="utf-8")
+    assert "### `Cache.poll`\n\n```\npoll() -> int\n```\n\nTake in transfers" in calls
 
 
 def test_the_drawings_are_up_to_date() -> None:

@@ -43,6 +43,7 @@ __all__ = ["INVERSES", "REQUIRED", "hookimpl", "hookspec"]
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a component's package as its hook of that name."""
 
 REQUIRED = ("declare_component", "create_component")
 """Hooks without which a package is refused (P6)."""
