@@ -57,9 +57,7 @@ def passes_s(memory: ModelMemory, tokens: list[int], ends: Sequence[int]) -> lis
         for end in ends:
             began = time.thread_time()
             # two tokens' logits: or the pass would be cut as `generate`'s are
-            memory.model(
-                input_ids=ids[:, start:end], past_key_values=session.cache, logits_to_keep=2
-            )
+            memory.model(input_ids=ids[:, start:end], **session.cache.arguments, logits_to_keep=2)
             times.append(time.thread_time() - began)
             start = end
         session.abort()

@@ -10,7 +10,7 @@ from transformers.cache_utils import DummyLayer, DynamicLayer
 
 from kvgraft import ConfigError
 from kvgraft_transformers import UnsupportedModelError, architecture, read_architecture
-from kvgraft_transformers.probing import Probe, probe_model
+from kvgraft_transformers.probing import Probe, cache_argument, probe_model
 from kvgraft_transformers.tiny import FAMILIES, build_tiny_model
 from kvgraft_transformers.versions import check_transformers
 
@@ -120,14 +120,15 @@ def test_a_model_that_insists_on_another_cache_of_its_own_is_refused_by_name() -
         pass
 
     def insist(_: Any, args: Any, kwargs: Any) -> Any:
-        cache = kwargs["past_key_values"]
+        cache = kwargs[argument]
         if cache is None:
-            kwargs["past_key_values"] = OwnCache()
+            kwargs[argument] = OwnCache()
         elif not isinstance(cache, OwnCache):
             raise ValueError(f"Llama has a cache of its own and does not take {type(cache)}")
         return args, kwargs
 
     model = build_tiny_model("llama")
+    argument = cache_argument(model)
     model.register_forward_pre_hook(insist, with_kwargs=True)
     with pytest.raises(UnsupportedModelError, match=r"LlamaForCausalLM \(llama\): .* of its own"):
         read_architecture(model, sparse_on_host=False)
@@ -216,12 +217,15 @@ def test_a_layer_that_keeps_something_more_is_refused_by_its_type(
         read_architecture(tiny("llama"), sparse_on_host=False)
 
 
-@pytest.mark.parametrize("version", ["5.22.1", "5.24.0", "4.57.0", "6.0.0"])
+@pytest.mark.parametrize("version", ["5.22.1", "5.25.0", "4.57.0", "6.0.0"])
 def test_another_transformers_is_refused_with_both_versions(version: Any) -> None:
-    with pytest.raises(ConfigError, match=rf"transformers {version} is installed, .* 5\.23"):
+    with pytest.raises(
+        ConfigError, match=rf"transformers {version} is installed, .* 5\.23 to 5\.24"
+    ):
         check_transformers(version)
 
 
-def test_the_installed_transformers_is_the_verified_one() -> None:
+def test_the_installed_transformers_is_a_verified_one() -> None:
     check_transformers()
     check_transformers("5.23.7")
+    check_transformers("5.24.0.dev0")

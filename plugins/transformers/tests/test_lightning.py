@@ -17,6 +17,7 @@ from transformers.cache_utils import Cache
 from transformers.models.minimax.modeling_minimax import MiniMaxCache
 
 from kvgraft_transformers import SessionCache
+from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.tiny import build_tiny_model
 
 STATE_FIRST = ["linear_attention", "full_attention"] * 2
@@ -31,11 +32,11 @@ def with_own_cache(model: PreTrainedModel, prompt: list[int]) -> torch.Tensor:
 
 def continued(model: PreTrainedModel, prompt: list[int], cache: Cache) -> torch.Tensor:
     """Logits of one pass per end, as transformers finds the positions."""
-    logits = []
+    logits, given = [], {cache_argument(model): cache}
     with torch.no_grad():
         for start, end in zip((0, *ENDS), ENDS):
             ids = torch.tensor(prompt[start:end])[None]
-            logits.append(model(input_ids=ids, past_key_values=cache, use_cache=True).logits[0])
+            logits.append(model(input_ids=ids, **given, use_cache=True).logits[0])
     return torch.cat(logits)
 
 
@@ -84,7 +85,7 @@ def test_behind_keys_and_values_the_bits_are_those_of_the_models_own_cache(
         assert session.cached_tokens == 96
         rest = torch.tensor(prompt[96:100])[None]
         with torch.no_grad():
-            reused = model(input_ids=rest, past_key_values=session.cache, use_cache=True).logits[0]
+            reused = model(input_ids=rest, **session.cache.arguments, use_cache=True).logits[0]
         assert torch.equal(reused, expected[96:100])
 
 
@@ -104,7 +105,7 @@ def test_in_double_precision_passes_of_any_length_continue_a_state_rightly(
 def test_the_models_own_cache_is_wrong_behind_a_state(
     tiny: Any, tokens: Callable[..., list[int]]
 ) -> None:
-    """Known in transformers 5.23; the README says so, and must not once this fails."""
+    """Known in transformers 5.23 and 5.24; the README says so, and must not once this fails."""
     model, prompt = tiny("minimax", torch.float64), tokens(ENDS[-1])
     assert distance(with_own_cache(model, prompt), all_at_once(model, prompt)) > 0.1
 
@@ -119,7 +120,5 @@ def test_prefill_in_chunks_answers_as_prefill_at_once(
     for cached in (0, 96):
         with memory.session(ids, max_new_tokens=24, chunk_tokens=32) as session:
             assert session.cached_tokens == cached
-            said = model.generate(
-                ids, past_key_values=session.cache, prefill_chunk_size=32, **settings
-            )
+            said = model.generate(ids, **session.cache.arguments, prefill_chunk_size=32, **settings)
         assert torch.equal(said, expected)

@@ -36,7 +36,7 @@ def test_other_tokens_than_the_sessions_are_refused(
     wrong = tokens(40)
     wrong[7] = 400
     with pytest.raises(SessionError, match=r"token 7 is 400, the session was begun with \d+"):
-        model(input_ids=row(wrong), past_key_values=session.cache)
+        model(input_ids=row(wrong), **session.cache.arguments)
     session.abort()
 
 
@@ -51,14 +51,14 @@ def test_a_prompt_with_padding_tokens_is_refused_unless_they_are_meant(
     settings = {"max_new_tokens": 4, "do_sample": False, "eos_token_id": None}
     session = memory.session(prompt, max_new_tokens=4)
     with pytest.raises(SessionError, match="attention_mask hides token 5"):
-        model.generate(row(prompt), past_key_values=session.cache, **settings)
+        model.generate(row(prompt), **session.cache.arguments, **settings)
     session.abort()
     ones = torch.ones_like(row(prompt))
     expected = model.generate(row(prompt), attention_mask=ones, **settings)
     for _ in range(2):
         with memory.session(prompt, max_new_tokens=4) as session:
             said = model.generate(
-                row(prompt), attention_mask=ones, past_key_values=session.cache, **settings
+                row(prompt), attention_mask=ones, **session.cache.arguments, **settings
             )
         assert torch.equal(said, expected)
 
@@ -79,7 +79,7 @@ def test_input_that_makes_tokens_depend_on_anything_but_earlier_tokens_is_refuse
     model = tiny("llama")
     session = open_memory(model).session(tokens(20))
     with pytest.raises(SessionError, match=reason):
-        model(input_ids=row(tokens(20)), past_key_values=session.cache, **arguments)
+        model(input_ids=row(tokens(20)), **session.cache.arguments, **arguments)
     session.abort()
 
 
@@ -94,7 +94,7 @@ def test_a_batch_for_one_session_is_refused(
     with pytest.raises(SessionError, match="a batch of 2 rows, sessions: 1; open"):
         model(
             input_ids=torch.tensor([tokens(20), tokens(20)]),
-            past_key_values=session.cache,
+            **session.cache.arguments,
         )
     session.abort()
 
@@ -108,7 +108,7 @@ def test_a_session_that_is_in_a_batch_twice_is_refused(
     with pytest.raises(SessionError, match="rows 0 and 2 of a batch are the same session; open on"):
         memory.session_cache([first, second, first])
     for seed, session in enumerate((first, second)):
-        model(input_ids=row(tokens(20, seed=seed)), past_key_values=session.cache)
+        model(input_ids=row(tokens(20, seed=seed)), **session.cache.arguments)
         session.abort()
 
 
@@ -119,7 +119,7 @@ def test_embeddings_instead_of_tokens_are_refused(
     session = open_memory(model).session(tokens(20))
     embedded = model.get_input_embeddings()(row(tokens(20)))
     with pytest.raises(SessionError, match="pass input_ids"):
-        model(inputs_embeds=embedded, past_key_values=session.cache)
+        model(inputs_embeds=embedded, **session.cache.arguments)
     session.abort()
 
 
@@ -127,9 +127,7 @@ def test_beams_are_refused(tiny: Any, open_memory: Any, tokens: Callable[..., li
     model = tiny("llama")
     session = open_memory(model).session(tokens(20), max_new_tokens=4)
     with pytest.raises(SessionError, match="a batch of 2 rows, sessions: 1; open"):
-        model.generate(
-            row(tokens(20)), past_key_values=session.cache, max_new_tokens=4, num_beams=2
-        )
+        model.generate(row(tokens(20)), **session.cache.arguments, max_new_tokens=4, num_beams=2)
     session.abort()
 
 
@@ -167,11 +165,11 @@ def test_sessions_that_begin_and_that_continue_a_state_do_not_mix(
     model = tiny(family)
     memory = open_memory(model)
     first, second = memory.session(tokens(40)), memory.session(tokens(40, seed=2))
-    model(input_ids=row(tokens(40)[:8]), past_key_values=first.cache)
+    model(input_ids=row(tokens(40)[:8]), **first.cache.arguments)
     with pytest.raises(SessionError, match="1 of 2 sessions begin"):
         model(
             input_ids=torch.tensor([tokens(40)[8:16], tokens(40, seed=2)[:8]]),
-            past_key_values=memory.session_cache([first, second]),
+            **memory.session_cache([first, second]).arguments,
         )
     first.abort()
     second.abort()
@@ -183,7 +181,7 @@ def test_a_pass_with_gradients_is_refused(
     model = tiny("llama")
     session = open_memory(model).session(tokens(20))
     with torch.enable_grad(), pytest.raises(SessionError, match=r"under torch.no_grad\(\)"):
-        model(input_ids=row(tokens(20)), past_key_values=session.cache)
+        model(input_ids=row(tokens(20)), **session.cache.arguments)
     session.abort()
 
 
@@ -193,7 +191,7 @@ def test_a_session_on_another_model_or_a_closed_memory_is_refused(
     memory = open_memory(tiny("llama"))
     session = memory.session(tokens(20))
     with pytest.raises(SessionError, match="is not running it"):
-        tiny("qwen3")(input_ids=row(tokens(20)), past_key_values=session.cache)
+        tiny("qwen3")(input_ids=row(tokens(20)), **session.cache.arguments)
     session.abort()
 
 
@@ -270,13 +268,13 @@ def test_a_prompt_that_differs_within_the_reused_prefix_is_refused(
     memory = open_memory(model)
     prompt = tokens(40)
     with memory.session(prompt, max_new_tokens=4) as session:
-        model.generate(row(prompt), past_key_values=session.cache, **SETTINGS)
+        model.generate(row(prompt), **session.cache.arguments, **SETTINGS)
     wrong = [*prompt[:5], 400, *prompt[6:]]
     with memory.session(prompt, max_new_tokens=4) as session:
         assert session.cached_tokens == 32
         with pytest.raises(SessionError, match=rf"token 5 is 400, the session .* {prompt[5]}; "):
-            model.generate(row(wrong), past_key_values=session.cache, **SETTINGS)
-        said = model.generate(row(prompt), past_key_values=session.cache, **SETTINGS)
+            model.generate(row(wrong), **session.cache.arguments, **SETTINGS)
+        said = model.generate(row(prompt), **session.cache.arguments, **SETTINGS)
     assert torch.equal(said, model.generate(row(prompt), **SETTINGS))
 
 
@@ -288,11 +286,11 @@ def test_a_part_of_the_prompt_is_refused_before_anything_is_computed(
     memory = open_memory(model)
     if reused:
         with memory.session(tokens(40), max_new_tokens=4) as session:
-            model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+            model.generate(row(tokens(40)), **session.cache.arguments, **SETTINGS)
     with memory.session(tokens(40), max_new_tokens=4) as session:
         before = session.computed
         with pytest.raises(SessionError) as refused:
-            model.generate(row(tokens(40)[:20]), past_key_values=session.cache, **SETTINGS)
+            model.generate(row(tokens(40)[:20]), **session.cache.arguments, **SETTINGS)
         assert str(refused.value) == (
             f"generate was given 20 tokens, the session has 40 and has computed {before}: give at "
             "least its first 40"
@@ -305,10 +303,10 @@ def test_a_second_answer_to_the_same_prompt_needs_another_session(
 ) -> None:
     model = tiny("llama")
     with open_memory(model).session(tokens(40), max_new_tokens=8) as session:
-        said = model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+        said = model.generate(row(tokens(40)), **session.cache.arguments, **SETTINGS)
         with pytest.raises(SessionError, match="given 40 tokens, the session has 43 and has comp"):
-            model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
-        more = model.generate(said, past_key_values=session.cache, **SETTINGS)
+            model.generate(row(tokens(40)), **session.cache.arguments, **SETTINGS)
+        more = model.generate(said, **session.cache.arguments, **SETTINGS)
     longer = {**SETTINGS, "max_new_tokens": 8}
     assert torch.equal(more, model.generate(row(tokens(40)), **longer))
 
@@ -319,15 +317,15 @@ def test_more_tokens_than_were_reserved_are_refused(
     model = tiny("llama")
     with open_memory(model).session(tokens(40), max_new_tokens=3) as session:
         with pytest.raises(SessionError) as refused:
-            model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+            model.generate(row(tokens(40)), **session.cache.arguments, **SETTINGS)
         assert str(refused.value) == (
             "44 tokens in a session that was begun for 43: a prompt of 40 and max_new_tokens 3; "
             "begin it with max_new_tokens=4"
         )
         assert session.computed == 0
-        model(input_ids=row(tokens(43)), past_key_values=session.cache)
+        model(input_ids=row(tokens(43)), **session.cache.arguments)
         with pytest.raises(SessionError, match="44 tokens in a session that was begun for 43"):
-            model(input_ids=row([5]), past_key_values=session.cache)
+            model(input_ids=row([5]), **session.cache.arguments)
         assert session.computed == 43
 
 
@@ -336,15 +334,16 @@ def test_a_session_instead_of_its_cache_and_one_that_has_ended_are_refused(
 ) -> None:
     model = tiny("llama")
     with open_memory(model).session(tokens(40), max_new_tokens=4) as session:
+        cache = session.cache
+        (argument,) = cache.arguments
         for call in (model.generate, model):
             with pytest.raises(
-                SessionError, match="is a Session; give its cache, past_key_values="
+                SessionError, match=r"give its cache, \*\*session\.cache\.arguments"
             ):
-                call(row(tokens(40)), past_key_values=session)
-        cache = session.cache
+                call(row(tokens(40)), **{argument: session})
     for call in (model.generate, model):
         with pytest.raises(SessionError, match="the session has ended; begin another"):
-            call(row(tokens(40)), past_key_values=cache)
+            call(row(tokens(40)), **cache.arguments)
     with pytest.raises(SessionError, match="the session has ended; begin another"):
         _ = session.cache
 
@@ -357,13 +356,13 @@ def test_two_memories_of_one_model_check_their_own_sessions_and_leave_no_trace(
     wrong = row([400, *tokens(40)[1:]])
     for memory in (first, second):
         with memory.session(tokens(40), max_new_tokens=4) as session:
-            model.generate(row(tokens(40)), past_key_values=session.cache, **SETTINGS)
+            model.generate(row(tokens(40)), **session.cache.arguments, **SETTINGS)
     copied = copy.deepcopy(model)
     assert copied.generate.__self__ is copied
     first.close()
     session = second.session(tokens(40), max_new_tokens=4)
     with pytest.raises(SessionError, match="token 0 is 400"):
-        model.generate(wrong, past_key_values=session.cache, **SETTINGS)
+        model.generate(wrong, **session.cache.arguments, **SETTINGS)
     session.abort()
     second.close()
     assert model.generate(wrong, **SETTINGS).shape == (1, 44)

@@ -51,7 +51,7 @@ def ask(request: Any, open_memory: Any) -> Callable[[PreTrainedModel], Ask]:
         def generate(prompt: Sequence[int]) -> tuple[int, list[int]]:
             more = {"prefill_chunk_size": 512} if request.param.endswith("chunks") else {}
             with memory.session(prompt, max_new_tokens=4) as session:
-                said = answer(model, prompt, past_key_values=session.cache, **more)
+                said = answer(model, prompt, **session.cache.arguments, **more)
             return session.cached_tokens, said
 
         return submit if request.param == "engine" else generate
@@ -145,7 +145,7 @@ def test_a_pass_whose_logits_are_all_needed_is_never_cut(
     ids = torch.tensor(tokens(150))[None]
     for more in ({}, {"logits_to_keep": 2}, {"logits_to_keep": 1, "output_hidden_states": True}):
         with torch.no_grad(), memory.session(ids) as session, lengths_of(model) as lengths:
-            output = model(input_ids=ids, past_key_values=session.cache, **more)
+            output = model(input_ids=ids, **session.cache.arguments, **more)
             session.abort()
         assert lengths == [150]
         assert output.logits.shape[1] == more.get("logits_to_keep", 150)
@@ -158,7 +158,7 @@ def test_a_prompt_of_generate_is_cut_where_a_state_is_kept(
     model, prompt = tiny(family), tokens(1000)
     memory = open_memory(model, **{**ROOMY, "page_size": 64, "chunk_tokens": 1024})
     with memory.session(prompt, max_new_tokens=4) as session, lengths_of(model) as lengths:
-        answer(model, prompt, past_key_values=session.cache)
+        answer(model, prompt, **session.cache.arguments)
     assert lengths == [*cut, 1, 1, 1]
 
 
@@ -178,7 +178,7 @@ def test_a_session_names_where_others_go_on(
         for seed in (2, 3):
             prompt = document + tokens(150, seed)
             with memory.session(prompt, max_new_tokens=4, resume_at=resume_at) as session:
-                said = answer(model, prompt, past_key_values=session.cache)
+                said = answer(model, prompt, **session.cache.arguments)
             hits.append(session.cached_tokens)
             assert said == answer(model, prompt)
         assert hits == [0, least]
@@ -310,7 +310,7 @@ def test_a_few_tokens_behind_a_cached_prompt_are_one_pass(
     memory = open_memory(model, **ROOMY)
     for ids, passes in ((prompt, [320, 10]), (prompt[:320] + tokens(41, 2), [41])):
         with memory.session(ids, max_new_tokens=4) as session, lengths_of(model) as lengths:
-            answer(model, ids, past_key_values=session.cache)
+            answer(model, ids, **session.cache.arguments)
         assert lengths == [*passes, 1, 1, 1]
 
 

@@ -47,11 +47,11 @@ def test_a_mask_that_ignores_its_window_is_refused_however_wide_that_is(window: 
         ("cpmant", "is not causal"),
         pytest.param(
             "openai-gpt",
-            "no argument past_key_values): it returns no state",
+            "no argument cache or past_key_values): it returns no state",
             marks=pytest.mark.long,
         ),
-        ("xlm", "no argument past_key_values"),
-        ("xlnet", "no argument past_key_values): its forward pass returns mems"),
+        ("xlm", "no argument cache or past_key_values"),
+        ("xlnet", "no argument cache or past_key_values): its forward pass returns mems"),
         ("reformer", "its forward pass returns past_buckets_states"),
         ("rwkv", "its forward pass returns state instead"),
     ],
@@ -91,11 +91,11 @@ def test_a_model_without_positions_runs_without_padding(
     with torch.no_grad():
         for session in (first, second):
             ids = torch.tensor([session.key.tokens(0, session.key.n_tokens - 1).tolist()])
-            memory.model(input_ids=ids, past_key_values=session.cache)
+            memory.model(input_ids=ids, **session.cache.arguments)
         both = memory.session_cache([first, second])
         ids = torch.tensor([tokens(30)[-1:], tokens(20, seed=2)[-1:]])
         with pytest.raises(SessionError, match=r"of 19 to 29 tokens in one pass: .* padded batch"):
-            memory.model(input_ids=ids, past_key_values=both)
+            memory.model(input_ids=ids, **both.arguments)
     for session in (first, second):
         session.abort()
 

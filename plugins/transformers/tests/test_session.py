@@ -37,7 +37,7 @@ def test_generate_leaves_a_conversation_that_the_next_turn_resumes(
             assert session.cached_tokens == (0 if turn == 0 else (len(history) - 9) // 16 * 16)
             said = model.generate(
                 ids,
-                past_key_values=session.cache,
+                **session.cache.arguments,
                 max_new_tokens=20,
                 do_sample=False,
                 eos_token_id=None,
@@ -55,7 +55,7 @@ def test_chunks_of_generate_leave_states_behind(
     with memory.session(prompt, max_new_tokens=2) as session:
         model.generate(
             row(prompt),
-            past_key_values=session.cache,
+            **session.cache.arguments,
             max_new_tokens=2,
             do_sample=False,
             prefill_chunk_size=32,
@@ -71,17 +71,15 @@ def test_a_sampled_generate_runs_on_a_session_too(
     memory = open_memory(model)
     ids = row(tokens(50))
 
-    def sample(cache: object) -> list[int]:
+    def sample(**given: object) -> list[int]:
         torch.manual_seed(3)
-        said = model.generate(
-            ids, past_key_values=cache, max_new_tokens=12, do_sample=True, eos_token_id=None
-        )
+        said = model.generate(ids, **given, max_new_tokens=12, do_sample=True, eos_token_id=None)
         answer: list[int] = said[0].tolist()
         return answer
 
-    expected = sample(None)
+    expected = sample()
     with memory.session(ids, max_new_tokens=12) as session:
-        assert sample(session.cache) == expected
+        assert sample(**session.cache.arguments) == expected
 
 
 def test_an_exception_in_the_block_aborts_the_session(
@@ -141,7 +139,7 @@ def test_a_session_runs_alone_and_in_company_by_turns(
         found: torch.Tensor = model(
             input_ids=ids,
             position_ids=torch.arange(start, end).expand(len(rows), -1),
-            past_key_values=cache,
+            **cache.arguments,
         ).logits
         return found
 
@@ -150,7 +148,7 @@ def test_a_session_runs_alone_and_in_company_by_turns(
     compute(sessions[0].cache, 20, 30)
     compute(sessions[0].cache, 30, 40)
     ids = row(second[20:40])
-    model(input_ids=ids, past_key_values=sessions[1].cache)
+    model(input_ids=ids, **sessions[1].cache.arguments)
     said = compute(both, 40, 50)
     alone = compute(sessions[0].cache, 50, 60)
     assert torch.allclose(said[0], expected[0][40:50], atol=1e-9)
@@ -169,12 +167,12 @@ def test_a_batch_without_room_for_one_changes_none_of_its_sessions(
     tight = Session(memory, TokenKey(tokens(48, seed=2)))  # as an engine's: without a limit
     tight.open()
     cache = memory.session_cache([roomy, tight])
-    model(input_ids=torch.tensor([tokens(48), tokens(48, seed=2)]), past_key_values=cache)
+    model(input_ids=torch.tensor([tokens(48), tokens(48, seed=2)]), **cache.arguments)
     with pytest.raises(SessionError, match="no slots for 20 tokens"):
-        model(input_ids=torch.tensor([[7] * 20, [8] * 20]), past_key_values=cache)
+        model(input_ids=torch.tensor([[7] * 20, [8] * 20]), **cache.arguments)
     assert roomy.key.n_tokens == roomy.computed == 48
     ids = torch.tensor([[9]])
-    model(input_ids=ids, past_key_values=roomy.cache)
+    model(input_ids=ids, **roomy.cache.arguments)
     assert roomy.key.n_tokens == 49
     for session in (roomy, tight):
         session.abort()
@@ -210,9 +208,7 @@ def test_decoding_beyond_the_reserve_names_the_next_action(
     prompt = tokens(60)
     session = memory.session(prompt)
     with pytest.raises(SessionError, match="begin it with max_new_tokens=60"):
-        model.generate(
-            row(prompt), past_key_values=session.cache, max_new_tokens=60, eos_token_id=None
-        )
+        model.generate(row(prompt), **session.cache.arguments, max_new_tokens=60, eos_token_id=None)
     session.abort()
 
 
@@ -307,7 +303,7 @@ def test_tenants_share_nothing(
         with memory.session(tokens(40), namespace=tenant) as session:
             assert session.cached_tokens == cached
             ids = row(tokens(40)[session.computed :])
-            memory.model(input_ids=ids, past_key_values=session.cache)
+            memory.model(input_ids=ids, **session.cache.arguments)
 
 
 def test_closing_the_memory_leaves_the_model_as_it_was(

@@ -32,7 +32,7 @@ def decode(model: Any, cache: SessionCache, n_tokens: int) -> torch.Tensor:
             input_ids=torch.full((len(sessions), 1), 7 + number),
             position_ids=starts[:, None],
             attention_mask=(columns >= starts.max() - starts[:, None]).long(),
-            past_key_values=cache,
+            **cache.arguments,
             use_cache=True,
         )
         logits.append(output.logits[:, -1])
@@ -59,13 +59,13 @@ def test_a_decoded_token_reads_nothing_of_the_pools(
         memory = open_memory(tiny(family), guard="off", probe_tokens=0, working_tokens=n_kept)
         session = memory.session(tokens(70), max_new_tokens=12)
         cache = session.cache
-        memory.model(input_ids=torch.tensor([tokens(70)]), past_key_values=cache)
+        memory.model(input_ids=torch.tensor([tokens(70)]), **cache.arguments)
         if len(said) == 1:
             spoil(memory)
         said.append(
             torch.stack(
                 [
-                    memory.model(input_ids=torch.tensor([[7 + n]]), past_key_values=cache).logits
+                    memory.model(input_ids=torch.tensor([[7 + n]]), **cache.arguments).logits
                     for n in range(12)
                 ]
             )
@@ -111,8 +111,8 @@ def test_a_session_that_began_in_inference_mode_goes_on_without_it(
     memory = open_memory(tiny("llama"), probe_tokens=0)
     with memory.session(tokens(20), max_new_tokens=4) as session:
         with torch.inference_mode():
-            memory.model(input_ids=torch.tensor([tokens(20)]), past_key_values=session.cache)
-        memory.model(input_ids=torch.tensor([[7]]), past_key_values=session.cache)
+            memory.model(input_ids=torch.tensor([tokens(20)]), **session.cache.arguments)
+        memory.model(input_ids=torch.tensor([[7]]), **session.cache.arguments)
         assert session.computed == 21
 
 
@@ -123,10 +123,10 @@ def test_copies_beyond_the_bound_are_not_kept(
     first, second = (memory.session(tokens(60, seed=n), max_new_tokens=50) for n in (1, 2))
     for session, seed, held in ((first, 1, 60), (second, 2, 60), (first, None, 61)):
         ids = torch.tensor([tokens(60, seed=seed) if seed else [9]])
-        memory.model(input_ids=ids, past_key_values=session.cache)
+        memory.model(input_ids=ids, **session.cache.arguments)
         assert memory.working.n_tokens == held
     first.finish()
-    memory.model(input_ids=torch.tensor([[9]]), past_key_values=second.cache)
+    memory.model(input_ids=torch.tensor([[9]]), **second.cache.arguments)
     assert memory.working.n_tokens == 61
     second.finish()
     assert memory.working.n_tokens == 0

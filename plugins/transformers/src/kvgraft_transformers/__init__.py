@@ -1,10 +1,10 @@
-"""Prefix reuse for Hugging Face transformers: kvgraft's pools behind `past_key_values`.
+"""Prefix reuse for Hugging Face transformers: kvgraft's pools as the model's cache.
 
     from kvgraft_transformers import ModelMemory
 
     memory = ModelMemory.open(model, device_tokens=65_536, host_tokens=262_144)
     with memory.session(input_ids, max_new_tokens=64) as session:
-        model.generate(input_ids, past_key_values=session.cache, max_new_tokens=64)
+        model.generate(input_ids, **session.cache.arguments, max_new_tokens=64)
 
 Importing this package imports neither torch nor transformers; its names load them on first use.
 """

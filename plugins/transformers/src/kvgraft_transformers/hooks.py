@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvgraft_transformers.errors import SessionError
+from kvgraft_transformers.probing import CACHE_ARGUMENTS, takes_positions
 from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
 
@@ -39,6 +40,7 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
 
     Returns: A function that removes the hooks.
     """
+    whole_prompts = not takes_positions(memory.model)
 
     def mine(kwargs: dict[str, Any]) -> SessionCache | None:
         cache = _session_cache(kwargs)
@@ -53,7 +55,8 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
             return None
         for session in cache.sessions:
             session.expect_open()
-        kwargs = _without_cached(cache, kwargs)
+        if whole_prompts:
+            kwargs = _without_cached(cache, kwargs)
         tokens = kwargs.get("input_ids", args[0] if args else None)
         if not isinstance(tokens, torch.Tensor):
             raise SessionError("a session finds shared data by its tokens: pass input_ids")
@@ -158,10 +161,11 @@ def _wants_last_only(model: Any, kwargs: Mapping[str, Any]) -> bool:
 def _without_cached(cache: SessionCache, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a session's first pass without the tokens that are cached.
 
-    `generate` gives models of recurrences alone the whole prompt, even if part of it is cached.
+    `generate` gives models of recurrences alone, which have no positions, the whole prompt, even if
+    part of it is cached.
     """
     tokens, past = kwargs.get("input_ids"), cache.past
-    if "cache_params" not in kwargs or not past or not isinstance(tokens, torch.Tensor):
+    if not past or not isinstance(tokens, torch.Tensor):
         return kwargs
     for session, row in zip(cache.sessions, tokens.tolist()):
         prompt = session.key.tokens(0, session.request.prompt).tolist()
@@ -190,12 +194,12 @@ def _split(
 
 
 def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
-    for name in ("past_key_values", "cache_params"):
+    for name in CACHE_ARGUMENTS:
         cache = kwargs.get(name)
         if isinstance(cache, SessionCache):
             return cache
         if isinstance(cache, Session):
-            raise SessionError(f"{name} is a Session; give its cache, {name}=session.cache")
+            raise SessionError(f"{name} is a Session; give its cache, **session.cache.arguments")
     return None
 
 

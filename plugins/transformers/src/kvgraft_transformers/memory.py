@@ -259,7 +259,7 @@ class ModelMemory:
         return prefetch
 
     def session_cache(self, sessions: Sequence[Session]) -> SessionCache:
-        """The model's `past_key_values` for these sessions.
+        """The model's cache for these sessions; its `arguments` name it as the model does.
 
         Args:
             sessions: admitted ones whose data has arrived, one per row of the batch.

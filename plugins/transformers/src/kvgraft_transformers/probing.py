@@ -25,6 +25,7 @@ from kvgraft_transformers.errors import UnsupportedModelError
 from kvgraft_transformers.lightning import LayeredCache, accepted_as, keeps_lightning_states
 
 __all__ = [
+    "CACHE_ARGUMENTS",
     "Probe",
     "cache_argument",
     "check_layer",
@@ -65,7 +66,11 @@ LONGEST_REASON = 200
 """Characters of an exception that are repeated."""
 
 
-NO_MEMORY = ("loss", "logits", "hidden_states", "attentions", "cross_attentions", "past_key_values")
+CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
+"""Names of a model's cache: `cache`, and before transformers 5.24 `past_key_values`, or
+`cache_params` in models of recurrences alone."""
+
+NO_MEMORY = ("loss", "logits", "hidden_states", "attentions", "cross_attentions", *CACHE_ARGUMENTS)
 """Outputs of a forward pass that are no memory of another form than transformers' caches."""
 
 
@@ -82,9 +87,8 @@ class Probe(NamedTuple):
 
 
 def cache_argument(model: PreTrainedModel) -> str:
-    """The name of a model's cache argument: models of recurrences alone say `cache_params`."""
-    arguments = inspect.signature(model.forward).parameters
-    return "cache_params" if "cache_params" in arguments else "past_key_values"
+    """The name of a model's cache argument; the first of `CACHE_ARGUMENTS` if it has none."""
+    return next(_cache_arguments(model), CACHE_ARGUMENTS[0])
 
 
 def takes_positions(model: PreTrainedModel) -> bool:
@@ -146,8 +150,7 @@ def _check_cache_argument(model: PreTrainedModel) -> None:
     Raises:
         UnsupportedModelError: with the outputs that it returns instead.
     """
-    parameters = inspect.signature(model.forward).parameters
-    if {"past_key_values", "cache_params"} & set(parameters):
+    if any(_cache_arguments(model)):
         return
     try:
         output = _run(model, None, (3, 4, 5, 6), 0)
@@ -160,8 +163,16 @@ def _check_cache_argument(model: PreTrainedModel) -> None:
         else "it returns no state to resume from either"
     )
     raise UnsupportedModelError(
-        model, f"takes no cache of transformers (no argument past_key_values): {reason}"
+        model, f"takes no cache of transformers (no argument cache or past_key_values): {reason}"
     )
+
+
+def _cache_arguments(model: PreTrainedModel) -> Iterator[str]:
+    """Those that a model has; a few have a `cache` that is a dictionary of their own."""
+    arguments = inspect.signature(model.forward).parameters
+    for name in CACHE_ARGUMENTS:
+        if name in arguments and "dict" not in str(arguments[name].annotation):
+            yield name
 
 
 def _own_cache(model: PreTrainedModel) -> type[Cache] | None:

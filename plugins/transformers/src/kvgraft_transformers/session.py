@@ -1,7 +1,7 @@
 """One sequence on its way through a model, with everything it holds in the cache.
 
     with memory.session(input_ids, max_new_tokens=64) as session:
-        model.generate(input_ids, past_key_values=session.cache, max_new_tokens=64)
+        model.generate(input_ids, **session.cache.arguments, max_new_tokens=64)
 
 Leaving the block finishes the session, so that its data stays for others; an
 exception, or a forward pass that failed inside it, aborts it.
@@ -155,7 +155,7 @@ class Session:
 
     @property
     def cache(self) -> SessionCache:
-        """The argument `past_key_values` for `generate` and the model.
+        """The model's cache for this session alone; its `arguments` name it as the model does.
 
         Raises:
             SessionError: the session has ended.

@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache
 
 from kvgraft_transformers.errors import SessionError
 from kvgraft_transformers.layers import build_layer
+from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.working import Columns, Places
 
 if TYPE_CHECKING:
@@ -79,6 +80,14 @@ class SessionCache(Cache):
         windows = [plan.window for plan in memory.layers if plan.paged is not None]
         bounded = [window for window in windows if window is not None]
         self._window = max(bounded, default=1) if len(bounded) == len(windows) else None
+
+    @property
+    def arguments(self) -> dict[str, SessionCache]:
+        """This cache under the model's name for it: what the model and `generate` are given.
+
+        The name is `cache`; before transformers 5.24 `past_key_values`, or `cache_params`.
+        """
+        return {cache_argument(self.memory.model): self}
 
     @property
     def past(self) -> int:

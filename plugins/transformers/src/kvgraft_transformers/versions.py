@@ -8,8 +8,8 @@ from kvgraft import ConfigError
 
 __all__ = ["VERIFIED", "check_transformers"]
 
-VERIFIED = (5, 23)
-"""Major and minor version whose cache layers and models the tests compared."""
+VERIFIED = ((5, 23), (5, 24))
+"""Oldest and newest major and minor version whose cache layers and models the tests compared."""
 
 
 def check_transformers(version: str | None = None) -> None:
@@ -22,9 +22,10 @@ def check_transformers(version: str | None = None) -> None:
         ConfigError: another minor version.
     """
     installed = importlib_metadata.version("transformers") if version is None else version
-    if tuple(installed.split(".")[:2]) != tuple(str(part) for part in VERIFIED):
-        wanted = ".".join(str(part) for part in VERIFIED)
+    oldest, newest = VERIFIED
+    if not oldest <= tuple(int(part) for part in installed.split(".")[:2]) <= newest:
+        first, last = (".".join(str(part) for part in version) for version in VERIFIED)
         raise ConfigError(
             f"transformers {installed} is installed, kvgraft-transformers was verified with "
-            f"{wanted}; run pip install 'transformers~={wanted}.0'"
+            f"{first} to {last}; run pip install 'transformers~={last}.0'"
         )
