@@ -1,26 +1,54 @@
-"""Python blocks run, and print the block after them; commands run and exit with 0."""
+"""Blocks of Python run, and commands run, exit with 0 and print the lines shown below them.
+
+All of README.md, docs/ and the packages' own pages; `LEFT_OUT` says what cannot run, and why.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
 from ..commands import KVGRAFT, ROOT, run, run_forked
+from .test_links_and_blocks import Block, blocks
 
-DOCUMENTS = [
-    *("README.md", "docs/start.md", "docs/embedding.md", "docs/components.md", "docs/replay.md"),
-    *("docs/operating.md", "docs/plan.md", "docs/guard.md", "docs/storage-library.md"),
-    "docs/observing.md",
-    *("plugins/observe/README.md", "plugins/transformers/README.md"),
-]
+RUN_ELSEWHERE = {
+    "docs/write-a-component.md": "tests/third_party/test_document.py runs it from top to bottom",
+    "examples/third_party/README.md": "plugins/sinks is installed by tests/third_party",
+}
+"""Documents whose blocks are files of one package."""
 
-FOR_EVER = ("kvgraft serve ",)
-"""Commands that run until they are stopped; their own tests start and stop them."""
+LEFT_OUT = {
+    # commands
+    "make ": "the README's are run by `.ci/run`, and by tests/packaging on a minimal Debian",
+    "pip install ": "takes packages from an index; tests/packaging installs ours",
+    ".venv/bin/pip install ": "takes packages from an index",
+    ".venv/bin/pre-commit install": "changes the clone that it is run in",
+    "HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 pip wheel ": "takes packages from an index, minutes",
+    "export KVGRAFT_COPY_SIZES=": "as measured on a GPU",
+    "kvgraft plan trace.jsonl.gz --model config.json ": "files of the reader's",
+    "kvgraft serve MODEL": "a checkpoint of the reader's",
+    "curl ": "asks a server; its own tests ask it the same",
+    # Python
+    'components={"full": {"n_layers": 32,': "170 GB of pools",
+    '"kind": "mla",': "100 GB of pools",
+    '"checkpoint_interval_tokens": 4096,': "14 GB of pools",
+    "sparse = SparseComponent.of(cache)": "goes on with those pools",
+    '"window": 1024,\n            "n_layers": 10,': "56 GB of pools",
+    'open_storage("mooncake:': "a server of the reader's",
+    'open_storage("s3:': "a server of the reader's",
+    'open_storage("valkey:': "a server of the reader's",
+    "mirror.view(-1).index_copy_(0,": "part of an engine on a GPU",
+    "return MyStore(location,": "a store of the reader's",
+    "def weigh_request(component,": "hooks that do not exist",
+}
+"""How a command begins, or text in a block of Python, and why it does not run here."""
 
 REPEATED = (
     "kvgraft check full",
@@ -33,37 +61,57 @@ REPEATED = (
 ALONE = {"plan": ("--processes", "1")}
 """Further options, by command: processes of their own start Python, and are tested elsewhere."""
 
-FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+class Command(NamedTuple):
+    """A command of a document, with the lines shown below it and the Python above it."""
+
+    document: str
+    text: str
+    shown: list[str]
+    above: str
 
 
-def blocks(document: str, kind: str) -> list[str]:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    return [body for language, body in FENCE.findall(text) if language == kind]
-
-
-def shell_lines(document: str) -> list[tuple[str, list[str]]]:
-    """Commands of a document, and the lines shown below each that begins with a prompt."""
-    found: list[tuple[str, list[str]]] = []
-    for block in [*blocks(document, "console"), *blocks(document, "bash")]:
-        prompted = "$ " in block
-        for line in block.splitlines():
-            if line.startswith("$ ") or not prompted:
-                found.append((line.removeprefix("$ "), []))
-            elif found:
-                found[-1][1].append(line)
+def documents(*languages: str) -> dict[str, list[Block]]:
+    """The blocks of each document, those of one language or several."""
+    found: dict[str, list[Block]] = {}
+    for block in blocks(*languages):
+        if block.document not in RUN_ELSEWHERE and not block.document.startswith("changes/"):
+            found.setdefault(block.document, []).append(block)
     return found
 
 
-def commands() -> list[tuple[str, str, list[str]]]:
-    """Document, `kvgraft` command and the lines shown below it."""
-    plugins = (str(path.relative_to(ROOT)) for path in ROOT.glob("plugins/*/README.md"))
-    documents = dict.fromkeys([*DOCUMENTS, *plugins])
-    return [
-        (document, command, shown)
-        for document in documents
-        for command, shown in shell_lines(document)
-        if command.startswith("kvgraft ") and not command.startswith(FOR_EVER)
-    ]
+def is_left_out(text: str) -> bool:
+    """Whether a command, or a block of Python, cannot run here."""
+    return any(text.startswith(start) or (start in text and "\n" in text) for start in LEFT_OUT)
+
+
+def commands() -> Iterator[Command]:
+    """Every command of every document."""
+    for document, found in documents("console", "python").items():
+        above = ""
+        for block in found:
+            if block.language == "python":
+                above = block.text
+                continue
+            prompted = "$ " in block.text
+            command: Command | None = None
+            for line in block.text.splitlines():
+                if line.startswith("$ ") or not prompted:
+                    if command is not None:
+                        yield command
+                    command = Command(document, line.removeprefix("$ "), [], above)
+                elif command is not None:
+                    command.shown.append(line)
+            if command is not None:
+                yield command
+
+
+COMMANDS = list(commands())
+PYTHON = {
+    document: code
+    for document, found in documents("python").items()
+    if (code := [block.text for block in found if not is_left_out(block.text)])
+}
 
 
 def shape(line: str) -> str:
@@ -71,50 +119,109 @@ def shape(line: str) -> str:
     return " ".join(re.sub(r"[\d.,]+", "N", line).split())
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+def run_python(code: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run it without a word of complaint."""
+    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # it tells of kernels for GPUs
+    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    if "kvgraft_transformers" in code and find_spec("kvgraft_transformers") is None:
+        pytest.skip("needs Python 3.11")
+    done = run_forked("-c", code, cwd=directory)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("document", PYTHON)
 def test_a_documents_python_runs_in_order(
     document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TRANSFORMERS_VERBOSITY", "error")  # it tells of kernels for GPUs
-    monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    code = "\n".join(blocks(document, "python"))
-    if "kvgraft_transformers" in code and find_spec("kvgraft_transformers") is None:
-        pytest.skip("needs Python 3.11")
-    done = run_forked("-c", code, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    run_python("\n".join(PYTHON[document]), tmp_path, monkeypatch)
+
+
+def once(found: list[Command]) -> list[Command]:
+    """Those that run to their end, each a single time."""
+    return list(
+        {
+            command.text: command
+            for command in found
+            if not is_left_out(command.text) and not command.text.startswith("kvgraft serve ")
+        }.values()
+    )
 
 
 @pytest.mark.parametrize(
-    ("document", "command", "shown"),
+    "command",
     [
-        pytest.param(*each, marks=pytest.mark.long if each[1].startswith(REPEATED) else ())
-        for each in commands()
+        pytest.param(each, marks=pytest.mark.long if each.text.startswith(REPEATED) else ())
+        for each in once(COMMANDS)
     ],
-    ids=[f"{document}: {command[:40]}" for document, command, _ in commands()],
+    ids=[f"{each.document}: {each.text[:40]}" for each in once(COMMANDS)],
 )
-def test_a_command_runs_and_shows_these_lines(
-    document: str, command: str, shown: list[str], tmp_path: Path
-) -> None:
-    _, name, *arguments = shlex.split(command)
+def test_a_command_runs_and_shows_these_lines(command: Command, tmp_path: Path) -> None:
+    tool, name, *arguments = shlex.split(command.text, comments=True)
+    assert tool == "kvgraft", "run it here, or say in LEFT_OUT why it cannot run"
     done = run_forked(KVGRAFT, name, *arguments, *ALONE.get(name, ()), cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     printed = {shape(line) for line in done.stdout.splitlines()}
-    missing = [line for line in shown if line != "..." and shape(line) not in printed]
+    missing = [line for line in command.shown if line != "..." and shape(line) not in printed]
     assert not missing
+
+
+SERVERS = [each for each in COMMANDS if each.text.startswith("kvgraft serve ")]
+
+
+@pytest.mark.long
+@pytest.mark.skipif(find_spec("kvgraft_transformers") is None, reason="needs Python 3.11")
+@pytest.mark.parametrize(
+    "command", [each for each in SERVERS if not is_left_out(each.text)], ids=lambda each: each[0]
+)
+def test_a_server_answers_where_the_python_above_it_ran(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from plugins.transformers.tests.serving_process import Server
+
+    run_python(command.above, tmp_path, monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    _, _, *arguments = shlex.split(command.text)
+    with Server(*arguments, log=tmp_path / "log") as server:
+        answer = server.client().completions.create(model="tiny", prompt="Once", max_tokens=4)
+        assert answer.usage is not None
+        assert answer.usage.completion_tokens > 0
+
+
+def test_what_is_left_out_is_in_a_document_and_all_kinds_are_found() -> None:
+    texts = [command.text for command in COMMANDS]
+    texts += [block.text for found in documents("python").values() for block in found]
+    assert not [start for start in LEFT_OUT if not any(start in text for text in texts)]
+    assert {"README.md", "docs/eviction.md", "docs/storage.md", "plugins/observe/README.md"} <= {
+        *PYTHON
+    }
+    assert len(once(COMMANDS)) > 10
+
+
+def test_python_and_commands_are_in_blocks_that_say_so() -> None:
+    for block in blocks("", "text", "sh", "bash", "shell"):
+        place = f"{block.document}:{block.line}"
+        assert block.language in ("", "text"), f"{place}: call a block of commands console"
+        assert not re.search(r"^(\$ |kvgraft |make |pip )", block.text, re.MULTILINE), place
+        try:
+            ast.parse(block.text)
+        except SyntaxError:
+            continue
+        raise AssertionError(f"{place} is Python; call it so")
 
 
 def test_make_and_pip_commands_name_existing_targets_and_packages() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    others = [line for line, _ in shell_lines("README.md") if not line.startswith("kvgraft ")]
-    assert others
-    for line in others:
-        tool, *arguments = shlex.split(line, comments=True)
+    for command in COMMANDS:
+        tool, *arguments = shlex.split(command.text, comments=True)
         if tool == "make":
-            assert all(re.search(rf"^{each}:", makefile, re.MULTILINE) for each in arguments)
-        else:
-            assert (tool, arguments[0]) == ("pip", "install")
-            named = [each.partition("[")[0] for each in arguments[1:] if "==" not in each]
-            assert all((ROOT / each / "pyproject.toml").exists() for each in named)
+            targets = [each for each in arguments if re.fullmatch(r"[a-z-]+", each)]
+            assert all(re.search(rf"^{each}:", makefile, re.MULTILINE) for each in targets)
+        elif tool == "pip" and arguments[0] == "install":
+            paths = [each.partition("[")[0] for each in arguments[1:] if each.startswith("./")]
+            assert all((ROOT / each / "pyproject.toml").exists() for each in paths)
+    assert {"make test", "pip install ./core ./plugins/full ./plugins/swa"} <= {
+        command.text.partition("  ")[0] for command in COMMANDS
+    }
 
 
 def test_make_help_lists_every_target() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ..commands import run
-from ..documents.test_examples import blocks
+from ..documents.test_links_and_blocks import blocks
 from .conftest import Environment
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
@@ -191,7 +191,7 @@ def test_the_readmes_first_example_runs_on_the_install_it_stands_beside(
 ) -> None:
     """`pip install ./core ./plugins/full ./plugins/swa`, and nothing else of ours."""
     administrator.change_to({"full", "swa"})
-    embedding = blocks("README.md", "python")[0]
+    embedding = next(each.text for each in blocks("python") if each.document == "README.md")
     assert "Cache.open" in embedding
     done = run(administrator.environment.python, "-I", "-c", embedding)
     assert (done.returncode, done.stderr) == (0, "")
