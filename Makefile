@@ -43,7 +43,7 @@ TRITON := $(call named,triton-3.9,$(TRITON_NEEDS))
 FILES_S ?= 60
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine-files test check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-kernels gpu-acceptance docs bench bench-all build build-plain compiled test-compiled changelog clean
+.PHONY: help setup demo engine-files test check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-newest test-oldest test-kernels gpu-acceptance docs bench bench-all build build-plain compiled test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -62,6 +62,26 @@ demo: setup ## run the demonstration
 
 test: setup ## run the tests, except the long ones
 	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS)
+
+test-services: setup ## run the stores' tests again, on the servers and libraries of this machine
+	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS) plugins/valkey plugins/mooncake
+
+test-newest: ## run the tests on the newest version of every dependency, in an environment of its own
+test-oldest: ## run the tests on the oldest version of every dependency that is allowed, likewise
+
+test-newest test-oldest: test-%: build/%.txt
+	$(PYTHON) -m venv --clear build/$*
+	build/$*/bin/python -m pip install -c $< torch $(BUILD) $(TOOLS)
+	build/$*/bin/python -m pip install -c $< --no-build-isolation $(addprefix -e ./,$(DISTS)) $(addprefix -e ,$(EXTRAS))
+	build/$*/bin/python -m pytest -m 'not long' $(PYTEST_ARGS)
+
+build/oldest.txt: setup
+	@mkdir -p $(@D)
+	$(PY) -m tests.oldest 'core[testing]' $(DISTS) $(EXTRAS) >$@
+
+build/newest.txt:
+	@mkdir -p $(@D)
+	@touch $@
 
 long: setup ## run the long tests, each named as it ends
 	$(PY) -m pytest -m long -v $(PYTEST_ARGS)
