@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import lru_cache
 
 import hypothesis.strategies as st
 import pytest
@@ -14,9 +15,9 @@ from kvgraft.requests.request import Request
 from kvgraft.storage_tier import Prefetch, fetching, naming
 
 from ..serving.server import Server
-from ..serving.setups import Setup, one_of_each_kind
+from ..serving.setups import SETUPS, Setup, one_of_each_kind
 from . import shelf as shelves
-from .shelf import Shelf, open_cache, tier_of
+from .shelf import Shelf, open_cache, stocked, tier_of
 
 FAMILIES = 3
 STEPS = 40
@@ -41,15 +42,16 @@ class Traffic:
 
     def step(self) -> None:
         operations = {
-            self.queue: 4,
+            self.queue: 6,
             self.begin: 4,
             self.advance: 6,
             self.cancel: 1,
             self.evict: 3,
             self.gate: 2,
             self.cache.poll: 4,
-            self.lose: 1,
-            self.swap: 1,
+            self.lose: 0.2,
+            self.swap: 0.5,
+            self.clear: 0.3,
         }
         (operation,) = self.chance.choices(list(operations), list(operations.values()))
         operation()
@@ -118,6 +120,9 @@ class Traffic:
         self.shelf = self.shelf.copy()
         tier.attach(self.shelf)
 
+    def clear(self) -> None:
+        self.cache.clear()
+
     def end(self) -> None:
         self.shelf.gate.set()
         for _, prefetch in self.waiting:
@@ -133,30 +138,45 @@ class Traffic:
         assert not self.cache.tree.n_nodes, "nothing is held any more"
 
 
+@lru_cache
+def _stocked(name: str) -> Shelf:
+    """A store with the longest sequence of every family."""
+    families = [range(1000 * number, 1000 * number + 30) for number in range(FAMILIES)]
+    return stocked(SETUPS[name], *families, chunk=4)
+
+
 @pytest.mark.parametrize("setup", one_of_each_kind())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     seed=st.integers(0, 2**32),
-    store=st.sampled_from(StorePolicy),
-    prefetch=st.sampled_from(PrefetchPolicy),
-    write=st.sampled_from(WritePolicy),
+    policies=st.tuples(
+        st.sampled_from(StorePolicy), st.sampled_from(PrefetchPolicy), st.sampled_from(WritePolicy)
+    ),
+    room=st.tuples(st.sampled_from([24, 64]), st.sampled_from([2000, 1 << 30])),
     synchronous=st.booleans(),
     stepping=st.booleans(),
 )
 def test_in_any_order_books_and_bytes_stay_right(
     setup: Setup,
     seed: int,
-    store: StorePolicy,
-    prefetch: PrefetchPolicy,
-    write: WritePolicy,
+    policies: tuple[StorePolicy, PrefetchPolicy, WritePolicy],
+    room: tuple[int, int],
     synchronous: bool,  # noqa: FBT001 - drawn
     stepping: bool,  # noqa: FBT001 - drawn
 ) -> None:
-    """With `stepping` every call of the cache goes on by one step only, of pieces of two pages."""
-    shelf = Shelf(synchronous=synchronous)
-    given_ = shelves.settings(store=store, prefetch=prefetch, prefetch_timeout_s=1e-3)
+    """With `stepping` every call of the cache goes on by one step only, of pieces of two pages.
+
+    HOST and the bytes of prefetches are so few that many wait for room.
+    """
+    store, prefetch, write = policies
+    host_tokens, nbytes = room
+    shelf = _stocked(setup.name).copy(synchronous=synchronous)
+    given_ = shelves.settings(
+        store=store, prefetch=prefetch, prefetch_timeout_s=1e-3, prefetch_nbytes=nbytes
+    )
     pace = shelves.step_by_step() if stepping else shelves.AT_ONCE
-    cache = open_cache(setup, shelf, given_, pace, policy=write, device_tokens=96, host_tokens=64)
+    sizes = {"device_tokens": 96, "host_tokens": host_tokens}
+    cache = open_cache(setup, shelf, given_, pace, policy=write, **sizes)
     traffic = Traffic(Server(cache), shelf, random.Random(seed))
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -118,7 +118,7 @@ def test_a_poll_takes_no_more_turns_however_nodes_that_wait_are_split(
 ) -> None:
     traffic = Splitting(setup, random.Random(seed))
     try:
-        for _ in range(40):
+        for _ in range(30):
             traffic.step()
         with counted(20_000):
             assert traffic.cache.drain()
@@ -138,4 +138,19 @@ def test_prompts_are_compared_page_by_page_where_a_page_is_longer_than_a_step(
         assert cache.drain()
     assert [each.gained_tokens for each in prefetches] == [46, 46]
     assert prefetches[1].shared
+    cache.close()
+
+
+def test_a_drain_over_a_store_that_hangs_ends_and_says_so() -> None:
+    shelf, setup = Shelf(), installed("full")
+    server = Server(open_cache(setup, shelf, timeout_s=0.05))
+    cache = server.cache
+    shelf.gate.clear()
+    serve(server, PROMPT)
+    with counted(20_000):
+        assert not cache.drain()
+    assert tier_of(cache).n_in_flight
+    shelf.gate.set()
+    assert tier_of(cache).drain(60)
+    assert cache.drain()
     cache.close()
