@@ -6,7 +6,7 @@ Shared by the component packages that keep keys and values. No torch here: dtype
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
@@ -21,6 +21,10 @@ Dtype = Literal[
 fp8 values with their scales in one row: give the row's bytes as its dimension."""
 
 
+MOST_LAYERS = 10_000
+"""Far more than any model has."""
+
+
 class LayerOptions(ComponentOptions):
     """The layers of the model that a component serves.
 
@@ -31,7 +35,7 @@ class LayerOptions(ComponentOptions):
             the order in which the model runs.
     """
 
-    n_layers: PositiveInt = 2
+    n_layers: Annotated[PositiveInt, Field(le=MOST_LAYERS)] = 2
     layers: tuple[NonNegativeInt, ...] | None = None
 
     @field_validator("layers")

@@ -7,7 +7,7 @@ there afterwards decide which component serves which layer, with which geometry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +96,20 @@ def read_architecture(model: PreTrainedModel, *, sparse_on_host: bool) -> Archit
         raise UnsupportedModelError(model, f"cannot be understood: {reason}") from error
 
 
-def describe_layers(model: PreTrainedModel, probe: Probe, *, sparse_on_host: bool) -> Architecture:
+def describe_layers(
+    model: PreTrainedModel,
+    probe: Probe,
+    *,
+    sparse_on_host: bool,
+    check: Callable[[PreTrainedModel, int, Any], None] = check_layer,
+) -> Architecture:
     """The components for the layers of a model's cache.
+
+    Args:
+        model: the model.
+        probe: its cache.
+        sparse_on_host: whether layers with an indexer keep keys and values on the host.
+        check: refuses a layer; by default one that transformers cannot resume as well.
 
     Raises:
         UnsupportedModelError: a layer that keeps something else; it is named.
@@ -107,7 +119,7 @@ def describe_layers(model: PreTrainedModel, probe: Probe, *, sparse_on_host: boo
     indexes: list[Index | None] = []
     states: list[State | None] = []
     for index, layer in enumerate(layers):
-        check_layer(model, index, layer)
+        check(model, index, layer)
         pages.append(pages_of(model, layer, sparse_on_host=sparse_on_host))
         indexes.append(None if sparse_on_host else index_of(layer))
         states.append(state_of(layer))

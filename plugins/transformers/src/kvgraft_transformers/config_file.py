@@ -1,12 +1,18 @@
 """The components of a model that is not loaded, from its configuration file alone.
 
 The model is built on torch's device `meta`, which has shapes and no memory, and runs there over two
-tokens. So its layers are described as those of a loaded model are, whatever its size.
+tokens. So its layers are described as those of a loaded model are, whatever its size. Operators
+that ask for values get some: how tokens are routed does not change what attention keeps.
+
+Nothing is computed, so a model is described here also where transformers could not resume from
+what it keeps, but another engine can.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
+import inspect
 import json
 import os
 from collections.abc import Iterator
@@ -14,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
-    AutoModel,
-    AutoModelForCausalLM,
+    MODEL_MAPPING,
     PretrainedConfig,
     PreTrainedModel,
 )
@@ -27,9 +33,17 @@ from transformers.utils import logging
 from kvgraft import ConfigError
 from kvgraft_transformers.architecture import describe_layers
 from kvgraft_transformers.errors import UnsupportedModelError
-from kvgraft_transformers.probing import describe_failure, probe_shapes
+from kvgraft_transformers.probing import check_kind, describe_failure, probe_shapes
 
 __all__ = ["components_of_config"]
+
+MOST_LAYERS = 2000
+"""The deepest published models have some two hundred."""
+
+META = torch.device("meta")
+
+CACHES = {"past_key_values", "cache_params"}
+"""Arguments of forward passes that take a cache."""
 
 
 def components_of_config(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
@@ -46,21 +60,90 @@ def components_of_config(path: str | os.PathLike[str]) -> dict[str, dict[str, An
     seconds for the largest models; no memory for their weights.
     """
     with _quiet():
-        return _components(_build(_read(Path(path))))
+        return _components(_read(Path(path)))
 
 
-def _components(model: PreTrainedModel) -> dict[str, dict[str, Any]]:
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModelError(model, "is an encoder-decoder; kvgraft serves decoders")
+def _components(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
+    if config.is_encoder_decoder:
+        raise ConfigError(
+            f"model_type {config.model_type!r}: is an encoder-decoder, whose layers also attend to "
+            "an encoder's output, which no component keeps; kvgraft serves decoders"
+        )
+    model = _build(config)
+    _expect_decoder(model)
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _WithoutValues():  # type: ignore[no-untyped-call]
             probe = probe_shapes(model)
     except Exception as error:
         reason = describe_failure(model, error)
         raise UnsupportedModelError(
-            model, f"does not run with a dynamic cache: {reason}"
+            model, f"its layers could not be read off a run without memory: {reason}"
         ) from error
-    return describe_layers(model, probe, sparse_on_host=False).components
+    return describe_layers(model, probe, sparse_on_host=False, check=check_kind).components
+
+
+def _expect_decoder(model: PreTrainedModel) -> None:
+    """Refuse a model in which tokens attend to those behind them, or that keeps nothing.
+
+    Raises:
+        UnsupportedModelError: so.
+    """
+    attentions = [
+        getattr(each, "is_causal", getattr(each, "is_decoder", None))
+        for each in model.modules()
+        if "attention" in type(each).__name__.lower()
+    ]
+    told = [each for each in attentions if isinstance(each, bool)]
+    if told and not any(told):
+        decoder = (
+            "" if getattr(model.config, "is_decoder", True) else "; with is_decoder it is none"
+        )
+        raise UnsupportedModelError(
+            model,
+            "is an encoder: its tokens attend to those behind them, so a prefix is of no use to "
+            f"another prompt{decoder}",
+        )
+    if not CACHES & set(inspect.signature(model.forward).parameters):
+        raise UnsupportedModelError(
+            model, "takes no cache (no argument past_key_values): it is no decoder of text"
+        )
+
+
+class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Answers operators that ask for values of tensors that have none, with the shapes of some.
+
+    Where tokens are routed, one place is chosen, and all rows are in the first group.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        first = args[0] if args else None
+        if not isinstance(first, torch.Tensor) or not first.is_meta:
+            return func(*args, **kwargs)
+        aten = torch.ops.aten
+        if func is aten._local_scalar_dense.default:
+            return torch.ones((), dtype=first.dtype).item()
+        if func is aten.nonzero.default:
+            return first.new_empty((min(first.numel(), 1), first.dim()), dtype=torch.int64)
+        if func is aten.index.Tensor:
+            return func(first, [place for index in args[1] for place in _places(index)])
+        if func is aten._to_copy.default and torch.device(kwargs.get("device") or "meta") != META:
+            return torch.ones(first.shape, dtype=kwargs.get("dtype") or first.dtype)
+        if func is aten.split_with_sizes.default:
+            sizes, dim = args[1], args[2] if len(args) > 2 else 0
+            if sum(sizes) != first.shape[dim]:
+                sizes = [first.shape[dim], *(0 for _ in sizes[1:])]
+            return func(first, sizes, dim)
+        return func(*args, **kwargs)
+
+
+def _places(index: torch.Tensor | None) -> list[torch.Tensor | None]:
+    """An index as numbers: of a mask, one place."""
+    if index is None or index.dtype not in (torch.bool, torch.uint8) or not index.is_meta:
+        return [index]
+    return [index.new_empty(min(index.numel(), 1), dtype=torch.int64) for _ in index.shape]
 
 
 @contextlib.contextmanager
@@ -109,20 +192,79 @@ def _read(path: Path) -> PretrainedConfig:
 def _build(config: PretrainedConfig) -> PreTrainedModel:
     """The decoder of a configuration, without memory; that of the text where it has others."""
     text = config.get_text_config(decoder=True)
-    chosen = next(
-        (each for each in (text, config) if type(each) in MODEL_FOR_CAUSAL_LM_MAPPING), text
-    )
-    kind = AutoModelForCausalLM if type(chosen) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModel
+    built, chosen = _class_for(text, config)
+    _expect_layers(chosen)
     chosen._attn_implementation = "eager"
     # the default for experts asks for one element type, and runs on no other
     chosen._experts_implementation = "batched_mm"
     dtype = getattr(chosen, "dtype", None) or getattr(config, "dtype", None) or torch.bfloat16
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = kind.from_config(chosen, dtype=dtype).eval()
+            return built._from_config(chosen, dtype=dtype).eval()
     except Exception as error:
         raise ConfigError(
             f"model_type {config.model_type!r}: {' '.join(str(error).split()):.200}; look at the "
             "configuration's fields"
         ) from error
-    return model
+
+
+def _class_for(
+    text: PretrainedConfig, config: PretrainedConfig
+) -> tuple[type[PreTrainedModel], PretrainedConfig]:
+    """The class of the smallest model with the text's decoder, and its configuration.
+
+    Raises:
+        ConfigError: transformers has none.
+    """
+    for each in (text, config):
+        if type(each) in MODEL_FOR_CAUSAL_LM_MAPPING:
+            return _one(MODEL_FOR_CAUSAL_LM_MAPPING[type(each)]), each
+    for each in (text, config):
+        if type(each) in MODEL_MAPPING:
+            return _one(MODEL_MAPPING[type(each)]), each
+        own = _own_class(each)
+        if own is not None:
+            return own, each
+    raise ConfigError(
+        f"model_type {config.model_type!r}: transformers has no model of this configuration alone, "
+        "it is a part of others; give the whole model's config.json"
+    )
+
+
+def _one(classes: Any) -> type[PreTrainedModel]:
+    found: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple) else classes
+    return found
+
+
+def _own_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """A model beside its configuration that no mapping names: one that predicts tokens, if any."""
+    try:
+        beside = importlib.import_module(
+            type(config).__module__.replace("configuration_", "modeling_")
+        )
+    except ImportError:
+        return None
+    found = [
+        each
+        for each in vars(beside).values()
+        if isinstance(each, type)
+        and issubclass(each, PreTrainedModel)
+        and getattr(each, "config_class", None) is type(config)
+        and each.__name__.endswith(("ForCausalLM", "Model"))
+        and not each.__name__.endswith("PreTrainedModel")
+    ]
+    return min(found, key=lambda each: not each.__name__.endswith("ForCausalLM"), default=None)
+
+
+def _expect_layers(config: PretrainedConfig) -> None:
+    """Refuse more layers than a model can have.
+
+    Raises:
+        ConfigError: so.
+    """
+    n_layers = getattr(config, "num_hidden_layers", None)
+    if isinstance(n_layers, int) and not 1 <= n_layers <= MOST_LAYERS:
+        raise ConfigError(
+            f"model_type {config.model_type!r}: num_hidden_layers is {n_layers:,}, expected 1 to "
+            f"{MOST_LAYERS:,}; correct the field"
+        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias
 
@@ -145,13 +147,26 @@ def state_of(layer: Any) -> State | None:
     ]
     if not convs and not recurrent:
         return None
+    conv: tuple[int, ...] = ()
+    n_convs = len(convs)
+    if len({each.shape for each in convs}) > 1:  # of unequal ones the sum of elements is told
+        width = min(each.shape[-1] for each in convs)
+        conv, n_convs = (sum(math.prod(each.shape[1:]) for each in convs) // width, width), 1
+    elif convs:
+        conv = _two(convs[0].shape[1:])
+    state = tuple(recurrent[0].shape[1:]) if recurrent else ()
     return State(
-        n_convs=len(convs),
-        conv=tuple(convs[0].shape[1:]) if convs else (),
+        n_convs=n_convs,
+        conv=conv,
         dtype=_dtype(convs[0]) if convs else "",
-        recurrent=tuple(recurrent[0].shape[1:]) if recurrent else (),
+        recurrent=state if len(state) in (0, 3) else (1, *_two(state)),
         state_dtype=_dtype(recurrent[0]) if recurrent else "",
     )
+
+
+def _two(shape: Sequence[int]) -> tuple[int, int]:
+    """A shape as two dimensions: a Mamba1 state has channels and no heads."""
+    return math.prod(shape[:-1]), shape[-1]
 
 
 def _dtype(tensor: torch.Tensor) -> str:

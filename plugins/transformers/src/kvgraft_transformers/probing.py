@@ -28,6 +28,7 @@ __all__ = [
     "CACHE_ARGUMENTS",
     "Probe",
     "cache_argument",
+    "check_kind",
     "check_layer",
     "describe_failure",
     "layer_modules",
@@ -222,17 +223,28 @@ def _check_rotation(model: PreTrainedModel) -> None:
             )
 
 
-def check_layer(model: PreTrainedModel, index: int, layer: Any) -> None:
+def check_kind(model: PreTrainedModel, index: int, layer: Any) -> None:
     """Refuse a layer whose data no component has a place for.
 
     Raises:
         UnsupportedModelError: with the layer's number and type.
     """
-    kind = _layer_type(model, index)
     if type(layer) not in KNOWN_LAYERS:
         raise UnsupportedModelError(
-            model, f"layer {index} ({kind}) keeps a {type(layer).__name__}, which is not served yet"
+            model,
+            f"layer {index} ({_layer_type(model, index)}) keeps a {type(layer).__name__}, which is "
+            "not served yet",
         )
+
+
+def check_layer(model: PreTrainedModel, index: int, layer: Any) -> None:
+    """Refuse a layer whose data no component has a place for, or that cannot resume from it.
+
+    Raises:
+        UnsupportedModelError: with the layer's number and type.
+    """
+    check_kind(model, index, layer)
+    kind = _layer_type(model, index)
     if getattr(layer, "indexer_position_ids", None) is not None:
         raise UnsupportedModelError(model, f"layer {index} ({kind}) keeps its indexer's positions")
     for state in getattr(layer, "recurrent_states", {}).values():
