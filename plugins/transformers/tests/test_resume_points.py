@@ -210,13 +210,23 @@ def test_an_invalid_position_is_refused_before_anything_is_held(
     assert not memory.cache.requests
 
 
+THINKS = "<|user|>\n<think>\n"
+"""What a template may begin an answer with, and leave out when it repeats the answer."""
+
+
 @pytest.fixture
-def post(tiny: Any, open_memory: Any) -> Iterator[Callable[[str, dict[str, Any]], httpx.Response]]:
+def post(
+    request: Any, tiny: Any, open_memory: Any
+) -> Iterator[Callable[[str, dict[str, Any]], httpx.Response]]:
     """Requests to a server of a tiny hybrid model, in this process."""
+    tokenizer = build_tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "{% endif %}", f"{getattr(request, 'param', '')}{{% endif %}}"
+    )
     engine = Engine(open_memory(tiny("qwen3_next"), **ROOMY), EngineSettings(chunk_tokens=512))
     worker = EngineWorker(engine)
     worker.start()
-    served = ServedModel("tiny", worker, Tokenizer(build_tiny_tokenizer()), 8192, 8192)
+    served = ServedModel("tiny", worker, Tokenizer(tokenizer), 8192, 8192)
 
     def send(path: str, body: dict[str, Any]) -> httpx.Response:
         async def talk() -> httpx.Response:
@@ -248,6 +258,26 @@ def test_chats_with_one_system_prompt_share_it_from_the_second_on(post: Any) -> 
     )
     assert shared > 128
     assert [cached(each) for each in replies] == [0, shared // 16 * 16]
+
+
+@pytest.mark.parametrize("post", [THINKS, *long("")], indirect=True, ids=["left out", "repeated"])
+def test_the_next_turn_of_a_chat_resumes_in_the_page_where_the_last_one_of_its_user_ends(
+    post: Any,
+) -> None:
+    """Wherever in a page that is, though the prompt ends in the next one."""
+    tokenizer = Tokenizer(build_tiny_tokenizer())
+    turns, hits = [], []
+    for extra in range(16):
+        question = "What is a page? " * 14 + "Q" * extra
+        chat = [{"role": "user", "content": question}]
+        for _ in range(2):
+            reply = post("/v1/chat/completions", {"messages": chat, "cache_salt": str(extra)})
+            answer = reply.json()["choices"][0]["message"]["content"]
+            chat += [{"role": "assistant", "content": answer}, {"role": "user", "content": "Why?"}]
+        turns.append(len(tokenizer.encode(f"<|user|>{question}<|end|>")))
+        hits.append(cached(reply))
+    assert {each % 16 for each in turns} == set(range(16))
+    assert all(hit >= turn // 16 * 16 for hit, turn in zip(hits, turns)), hits
 
 
 def test_a_completion_names_where_others_go_on(post: Any, tokens: Callable[..., list[int]]) -> None:

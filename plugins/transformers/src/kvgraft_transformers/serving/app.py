@@ -229,16 +229,20 @@ class _Endpoints:
         return [encode(each) if isinstance(each, str) else each for each in asked.prompts()]
 
     def _encode_chat(self, asked: ChatRequest) -> tuple[list[int], list[int]]:
-        """The prompt of a chat, and where its system messages end: others will go on there.
+        """The prompt of a chat, and where other prompts will go on: two positions at most.
 
-        Short ones are not worth a pass of the model.
+        Behind its system messages other chats do, and behind the user's last turn the next one
+        does. Short prompts are not worth a pass of the model.
         """
         tokenizer = self.served.tokenizer
         variables = asked.chat_template_kwargs
         prompt = tokenizer.encode_chat(asked.messages, variables)
-        system = tokenizer.system_tokens(asked.messages, prompt, variables)
+        ends = [
+            find(asked.messages, prompt, variables)
+            for find in (tokenizer.system_tokens, tokenizer.next_turn_tokens)
+        ]
         least = self.served.worker.engine.memory.cache.config.cut_tokens
-        return prompt, [system] if system >= max(1, least) else []
+        return prompt, [end for end in ends if end >= max(1, least)]
 
     async def _reply(
         self,
