@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgraft.admission.waiting import WaitingQueue
+from kvgraft.admission.waiting import WaitingPlace, WaitingQueue
 from kvgraft.errors import ConfigError
 
 
@@ -66,7 +66,7 @@ def test_a_large_request_lets_small_ones_pass_and_then_no_more() -> None:
     assert len(list(queue.round())) == 2
 
 
-def test_a_retracted_request_goes_first_without_starting_anybodys_wait_again() -> None:
+def test_a_retracted_request_returns_without_starting_anybodys_wait_again() -> None:
     queue: WaitingQueue[str] = WaitingQueue(lookahead=2, patience=3)
     queue.append("large")
     overtaken = 0
@@ -74,14 +74,66 @@ def test_a_retracted_request_goes_first_without_starting_anybodys_wait_again() -
         queue.append(f"small {number}")
         line = [item for item in queue.round() if item != "large"]
         for item in line:
-            queue.take(item)
+            place = queue.take(item)
             overtaken += 1
-        if number % 2:
-            # one of those that ran is retracted, runs again at once
-            queue.push_front("retracted")
-            assert next(iter(queue.round())) == "retracted"
-            queue.take("retracted")
-    assert overtaken <= 3 + 2, "a retracted request reset the patience of the one behind it"
+        if line and number % 2:
+            # one of those that ran is retracted: it is behind the one that came before it
+            assert not place.waiting
+            queue.put_back(place)
+            assert list(queue)[:2] == ["large", line[-1]]
+    assert overtaken == 3, "a retracted request reset the patience of the one before it"
+
+
+def test_requests_that_return_keep_the_order_of_arrival() -> None:
+    queue: WaitingQueue[int] = WaitingQueue(lookahead=6)
+    for number in range(6):
+        queue.append(number)
+    places = [queue.take(number) for number in (0, 1, 2, 4)]
+    assert [place.overtaken for place in places] == [0] * 4
+    for place in reversed(places):
+        queue.put_back(place)
+    assert list(queue) == [0, 1, 2, 3, 4, 5]
+    (passed,) = (place for place in [queue.take(3)] if place.overtaken)
+    assert passed.overtaken == 1, "4 went first once"
+    queue.put_back(passed)
+    assert queue.take(3).overtaken == 1
+    with pytest.raises(ConfigError, match="0 is in the line; put it back once it was taken"):
+        queue.put_back(places[0])
+
+
+def test_equal_requests_end_in_order_of_arrival_though_some_make_room() -> None:
+    """Each grows by one slot a round; the one that arrived last makes room."""
+    queue: WaitingQueue[Job] = WaitingQueue()
+    jobs = [Job(2, 7) for _ in range(6)]
+    for job in jobs:
+        queue.append(job)
+    running: list[WaitingPlace[Job]] = []
+    ended: list[int] = []
+    retracted = 0
+
+    def held() -> int:
+        return sum(place.item.size for place in running)
+
+    while len(ended) < 6:
+        for job in queue.round():
+            if held() + job.size > 12:
+                break
+            running.append(queue.take(job))
+        for place in list(running):
+            if place not in running:
+                continue
+            place.item.size += 1
+            place.item.left -= 1
+            if not place.item.left:
+                running.remove(place)
+                ended.append(jobs.index(place.item))
+        while held() > 12:
+            last = max(running, key=lambda each: each.arrived)
+            running.remove(last)
+            queue.put_back(last)
+            retracted += 1
+    assert ended == [0, 1, 2, 3, 4, 5]
+    assert retracted > 3
 
 
 def test_a_rejected_request_leaves_the_line() -> None:

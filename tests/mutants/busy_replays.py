@@ -88,7 +88,7 @@ class _Impatient(ReplayEngine):
 
     def _admitted(self, job: Job, request: Request) -> None:
         super()._admitted(job, request)
-        if self._order % LOSES_INTEREST == 0 and job in self.loading:
+        if self.totals.admissions % LOSES_INTEREST == 0 and job in self.loading:
             self.loading.remove(job)
             self.cache.abort(request)
             job.request = None

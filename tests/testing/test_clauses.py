@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -17,6 +18,7 @@ from kvgraft import (
     DevicePool,
     Direction,
     HostMirror,
+    LockQuery,
     PlaneSpec,
     TransferQuery,
 )
@@ -283,3 +285,27 @@ def test_wrong_bytes_are_told_in_words() -> None:
         r"it holds (rows without an owner: .*|the page that .*)",
         violation.evidence,
     )
+
+
+# -- a hook's own exception
+
+
+def test_a_hook_that_raises_later_is_named_with_its_exception() -> None:
+    """Not as a component that does something else a day later."""
+    begun_s = time.time()
+
+    def acquire_component_lock(component: Component, query: LockQuery) -> Any:
+        return component.reach.pages(query.boundary, query.page_size) or None
+
+    def release_component_lock(component: Component, segment: Any) -> None:
+        del component, segment
+        if time.time() > begun_s + 3600:
+            raise KeyError("expired")
+
+    hooks = (acquire_component_lock, release_component_lock)
+    checker = checker_of(paged(hooks={each.__name__: each for each in hooks}))
+    told = checker.decide("L1-hooks-answer")
+    assert told.evidence == "hook release_component_lock raised KeyError: 'expired'"
+    fickle = checker.decide("D1-it-does-the-same-each-time")
+    assert fickle.status is Status.UNDECIDED
+    assert fickle.evidence == "L1 is broken, which L1-hooks-answer reports"

@@ -58,7 +58,7 @@ from kvgraft.types import (
 
 if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision, Outcome, Shortage, Waiting
-    from kvgraft.admission.waiting import WaitingQueue
+    from kvgraft.admission.waiting import WaitingPlace, WaitingQueue
     from kvgraft.cache import Cache
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
     from kvgraft.requests.pending import Pending
@@ -90,6 +90,7 @@ _LAZY = {
     "TableChanges": "kvgraft.requests.rows",
     "TokenKey": "kvgraft.tree.keys",
     "Waiting": "kvgraft.admission.decision",
+    "WaitingPlace": "kvgraft.admission.waiting",
     "WaitingQueue": "kvgraft.admission.waiting",
 }
 
@@ -159,6 +160,7 @@ __all__ = [
     "TransferError",
     "TransferQuery",
     "Waiting",
+    "WaitingPlace",
     "WaitingQueue",
     "WritePolicy",
     "hookimpl",

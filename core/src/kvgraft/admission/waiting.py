@@ -4,15 +4,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Generic, TypeVar
 
 from kvgraft.errors import ConfigError
 from kvgraft.sizes import expect_count
 
-__all__ = ["WaitingQueue"]
+__all__ = ["WaitingPlace", "WaitingQueue"]
 
 T = TypeVar("T")
+
+_ARRIVALS = count()
+
+
+class WaitingPlace(Generic[T]):
+    """A request's place in line.
+
+    Attributes:
+        item: whose.
+        arrived: its number in the order of arrival, over all lines: of equal ones, lower numbers
+            are served first, and make room last.
+        overtaken: how often others passed it.
+        waiting: whether it is in the line.
+    """
+
+    __slots__ = ("arrived", "item", "overtaken", "waiting")
+
+    def __init__(self, item: T) -> None:
+        self.item = item
+        self.arrived = next(_ARRIVALS)
+        self.overtaken = 0
+        self.waiting = True
 
 
 class WaitingQueue(Generic[T]):
@@ -20,7 +42,7 @@ class WaitingQueue(Generic[T]):
 
     A request that does not fit lets smaller ones behind it run, so that it does not starve them;
     but only `patience` times. Then no request passes it until it runs, so that they do not starve
-    it.
+    it. A request that returns has its place in the order of arrival.
 
     Args:
         lookahead: how many requests are tried in one round, 1 or more.
@@ -33,7 +55,7 @@ class WaitingQueue(Generic[T]):
     def __init__(self, lookahead: int = 4, patience: int = 8) -> None:
         self.lookahead = expect_count("WaitingQueue: lookahead", lookahead, 1)
         self.patience = expect_count("WaitingQueue: patience", patience)
-        self._line: deque[_Place[T]] = deque()
+        self._line: deque[WaitingPlace[T]] = deque()
 
     def __len__(self) -> int:
         return len(self._line)
@@ -44,11 +66,25 @@ class WaitingQueue(Generic[T]):
 
     def append(self, item: T) -> None:
         """A new request, last in line."""
-        self._line.append(_Place(item))
+        self._line.append(WaitingPlace(item))
 
-    def push_front(self, item: T) -> None:
-        """A retracted request, first in line: it ran before the others."""
-        self._line.appendleft(_Place(item))
+    def put_back(self, place: WaitingPlace[T]) -> None:
+        """A request that had left returns to its place: behind those that came before it.
+
+        It is one that was retracted, or whose load-back failed. How often it was overtaken counts
+        on, so that neither it nor those behind it begin to wait anew.
+
+        Args:
+            place: what `take` returned.
+
+        Raises:
+            ConfigError: it is in the line.
+        """
+        if place.waiting:
+            raise ConfigError(f"{place.item!r:.60} is in the line; put it back once it was taken")
+        place.waiting = True
+        behind = sum([each.arrived < place.arrived for each in self._line])
+        self._line.insert(behind, place)
 
     def round(self) -> Iterator[T]:
         """The requests to try now, in order; call `take` for each that was admitted."""
@@ -57,8 +93,11 @@ class WaitingQueue(Generic[T]):
             if place.waiting and place.overtaken >= self.patience:
                 return
 
-    def take(self, item: T) -> None:
+    def take(self, item: T) -> WaitingPlace[T]:
         """`item` was admitted or rejected: it leaves the line.
+
+        Returns:
+            Its place, for `put_back` if it does not end.
 
         Raises:
             ConfigError: it is not in the line.
@@ -69,16 +108,5 @@ class WaitingQueue(Generic[T]):
                 del self._line[index]
                 for passed in islice(self._line, index):
                     passed.overtaken += 1
-                return
+                return place
         raise ConfigError(f"{item!r:.60} is not in the line of {len(self._line)}; append it first")
-
-
-class _Place(Generic[T]):
-    """A request in line and how often others passed it."""
-
-    __slots__ = ("item", "overtaken", "waiting")
-
-    def __init__(self, item: T) -> None:
-        self.item = item
-        self.overtaken = 0
-        self.waiting = True

@@ -297,6 +297,12 @@ class Subject:
         return beside(self.plugin, self.options)
 
     @cached_property
+    def a_day_later(self) -> Run:
+        """The same calls once more."""
+        with clocks_moved(DAY_S):
+            return beside(self.plugin, self.options)
+
+    @cached_property
     def unusable(self) -> ContractViolation | None:
         """Why nothing can be asked of it: it ends the process or blocks, here or there."""
         found = self.in_production.finding(self.name)
@@ -304,8 +310,10 @@ class Subject:
 
     @cached_property
     def refused(self) -> ContractViolation | None:
-        """The first hook that raises, or answers in another form."""
-        return self.in_the_suite.refused(self.name)
+        """The first hook that raises, or answers in another form, in any of the runs."""
+        runs = (self.in_the_suite, self.in_production, self.a_day_later)
+        refusals = (run.refused(self.name) for run in runs)
+        return next((refused for refused in refusals if refused is not None), None)
 
     @cached_property
     def pretence(self) -> str | None:
@@ -316,9 +324,8 @@ class Subject:
     @cached_property
     def caprice(self) -> str | None:
         """The difference when all calls are made once more, a day later; None if there is none."""
-        with clocks_moved(DAY_S):
-            again = beside(self.plugin, self.options)
-        return self.in_the_suite.difference(again, "at first", "asked the same a day later")
+        there = "asked the same a day later"
+        return self.in_the_suite.difference(self.a_day_later, "at first", there)
 
     @cached_property
     def driven(self) -> Drive:

@@ -89,7 +89,6 @@ class ReplayEngine:
         self.decoding: list[Job] = []
         self.after_step: Callable[[], object] = lambda: None
         self.before_clock: Callable[[float], object] = lambda to_s: None
-        self._order = 0
         self._stalled = False
 
     @property
@@ -185,7 +184,7 @@ class ReplayEngine:
                 self.meter.run("finish", job.trace.index, self.cache.abort, request)
                 deferred = deferred or decision
                 continue
-            self.waiting.take(job)
+            job.left = self.waiting.take(job)
             if decision.outcome is Outcome.NEVER_FITS:
                 self.totals.rejections += 1
                 self.totals.first_rejection = self.totals.first_rejection or str(decision)
@@ -210,8 +209,6 @@ class ReplayEngine:
 
     def _admitted(self, job: Job, request: Request) -> None:
         self.totals.admissions += 1
-        self._order += 1
-        job.admitted_at = self._order
         job.request = request
         self._matched(job, request)
         try:
@@ -242,7 +239,7 @@ class ReplayEngine:
             elif request.load_failed:
                 self.cache.abort(request)
                 job.request = None
-                self.waiting.push_front(job)
+                self.waiting.put_back(job.place)
                 self._stalled = False
             else:
                 self.prefilling.append(job)
@@ -316,9 +313,9 @@ class ReplayEngine:
         return True
 
     def _retract_for(self, job: Job) -> bool:
-        """Retract the request admitted last; False if that was the one asking."""
+        """Retract the request that arrived last; False if that was the one asking."""
         running = [each for each in (*self.decoding, *self.prefilling) if each.request is not None]
-        victim = max(running, key=lambda each: each.admitted_at)
+        victim = max(running, key=lambda each: each.place.arrived)
         self.totals.count_retracted(victim)
         self.meter.run("finish", victim.trace.index, self.cache.retract, victim.running)
         victim.key.truncate(victim.trace.prompt_tokens + victim.decoded)
@@ -326,7 +323,7 @@ class ReplayEngine:
         for jobs in (self.decoding, self.prefilling):
             if victim in jobs:
                 jobs.remove(victim)
-        self.waiting.push_front(victim)
+        self.waiting.put_back(victim.place)
         self._stalled = False
         return victim is not job
 

@@ -15,6 +15,7 @@ from kvgraft_replay.payload import PageDigests, Pool, Verify, matching_rows, rea
 from kvgraft_replay.workload import TraceRequest
 
 if TYPE_CHECKING:
+    from kvgraft.admission.waiting import WaitingPlace
     from kvgraft.cache import Cache
     from kvgraft.requests.request import Request
     from kvgraft.storage_tier import Prefetch
@@ -47,6 +48,7 @@ class Job:
         hits: the rest of its first match by tier: tokens it did not compute.
         computed: positions of the tokens it computed, in tokens.
         unserved: whether it ended without all of its output.
+        left: the place in line that it left.
         prefetch: its prefetch from STORAGE until it begins.
         fetched: pages that its last prefetch made resumable, of those that gained anything.
         resumable_tokens: tokens that could be resumed from when its last prefetch ended.
@@ -62,7 +64,7 @@ class Job:
     hits: Hits | None = None
     computed: Span = NOTHING
     unserved: bool = False
-    admitted_at: int = 0
+    left: WaitingPlace[Job] | None = None
     prefetch: Prefetch | None = None
     fetched: Span = NOTHING
     resumable_tokens: int = 0
@@ -73,6 +75,12 @@ class Job:
         """The cache's request; only while it runs."""
         assert self.request is not None
         return self.request
+
+    @property
+    def place(self) -> WaitingPlace[Job]:
+        """The place in line that it left; only once it did."""
+        assert self.left is not None
+        return self.left
 
     @property
     def length(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvgraft import Decision, Prefetch, TokenKey
+from kvgraft import Decision, Prefetch, TokenKey, WaitingPlace
 from kvgraft_transformers.engine.sampling import Choice, Constraint, Sampler, Sampling
 from kvgraft_transformers.session import Session
 
@@ -86,6 +86,7 @@ class Generation:
         host_tokens: those of them that came from the host.
         storage_tokens: those of these that storage brought there for it.
         prefetch: its prefetch from storage while it waits; None without, and once it runs.
+        place: its place in line, once it has left that.
         retractions: how often it made room for others.
         decision: admission's last one.
         patience: steps that it may still wait for pages that another computes.
@@ -107,6 +108,7 @@ class Generation:
         self.host_tokens = 0
         self.storage_tokens = 0
         self.prefetch: Prefetch | None = None
+        self.place: WaitingPlace[Generation] | None = None
         self.retractions = 0
         self.decision: Decision | None = None
         self.patience: int | None = None
@@ -120,6 +122,12 @@ class Generation:
     def remaining(self) -> int:
         """Tokens it may still produce."""
         return self.request.max_new_tokens - len(self.tokens)
+
+    @property
+    def arrived(self) -> int:
+        """Its number in the order of arrival, once it has left the line."""
+        assert self.place is not None
+        return self.place.arrived
 
     @property
     def prefilled(self) -> bool:

@@ -30,12 +30,12 @@ class PriorityLine:
             yield from line
 
     def append(self, generation: Generation) -> None:
-        """A new request, last of its priority."""
-        self._line_of(generation).append(generation)
-
-    def push_front(self, generation: Generation) -> None:
-        """A retracted request, first of its priority."""
-        self._line_of(generation).push_front(generation)
+        """A new request, last of its priority; one that was in line has its place again."""
+        line = self._line_of(generation)
+        if generation.place is None:
+            line.append(generation)
+        else:
+            line.put_back(generation.place)
 
     def round(self) -> Iterator[Generation]:
         """The requests to try now, in order; call `take` for each that leaves the line."""
@@ -51,7 +51,7 @@ class PriorityLine:
             ValueError: it is not in it.
         """
         line = self._line_of(generation)
-        line.take(generation)
+        generation.place = line.take(generation)
         if not line:
             del self._lines[generation.request.priority]
 

@@ -106,10 +106,7 @@ class Schedule:
             if not generation.prefetch.ready:
                 continue
             self.fetching.remove(generation)
-            if generation.retractions:
-                self.waiting.push_front(generation)
-            else:
-                self.waiting.append(generation)
+            self.waiting.append(generation)
             self._pause = 0
 
     def admit(self, reject: Callable[[Generation], None], give_up: GiveUp) -> None:
@@ -159,8 +156,8 @@ class Schedule:
             else:
                 self.totals.deferrals += 1
                 back.append(generation)
-        for generation in reversed(back):
-            self.waiting.push_front(generation)
+        for generation in back:
+            self.waiting.append(generation)
 
     def _round(self, reject: Callable[[Generation], None], give_up: GiveUp) -> bool:
         """Try those first in line; whether all of them left it, so that the next may be tried."""
@@ -323,7 +320,7 @@ class Schedule:
                 self.running.append(generation)
             else:
                 self._give_back(generation)
-                self.waiting.push_front(generation)
+                self.waiting.append(generation)
 
     def _forget(self, generation: Generation) -> None:
         """Cancel a request's prefetch, which no request needs any more."""
@@ -358,8 +355,8 @@ class Schedule:
         return [each for each in self._by_priority() if each.prefilled]
 
     def _by_priority(self) -> list[Generation]:
-        """Running requests: lower numbers of `priority` first, equal ones oldest first."""
-        return sorted(self.running, key=lambda each: each.request.priority)
+        """Running requests: lower numbers of `priority` first, equal ones in order of arrival."""
+        return sorted(self.running, key=lambda each: (each.request.priority, each.arrived))
 
     def prefilling(self, budget_tokens: int, give_up: GiveUp) -> Iterator[tuple[Generation, int]]:
         """Running requests with a chunk of their prompt to compute, each with its slots.
@@ -392,7 +389,7 @@ class Schedule:
         generation.retractions += 1
         self.totals.retractions += 1
         self.running.remove(generation)
-        self.waiting.push_front(generation)
+        self.waiting.append(generation)
         self._pause = 0
 
     # -- out
