@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple
@@ -118,17 +118,27 @@ class _Turn(NamedTuple):
 _Sessions = Callable[[], Iterator[_Turn]]
 
 
+TOLD_EVERY = 1000
+"""Requests between two reports of progress."""
+
 MOST_REQUESTS = {"agents": 1_000_000, "chat": 2_500_000, "rag": 5_000_000}
 """With more, token ids run out: a request has about 1,550, 710 or 370 tokens of its own."""
 
 
-def synthetic_workload(kind: SyntheticKind, *, requests: int, seed: int) -> Workload:
+def synthetic_workload(
+    kind: SyntheticKind,
+    *,
+    requests: int,
+    seed: int,
+    progress: Callable[[float, float], None] = lambda done, total: None,
+) -> Workload:
     """Make a workload; equal arguments give equal workloads.
 
     Args:
         kind: `"agents"`, `"chat"` or `"rag"`; see `AgentsShape`, `ChatShape`, `RagShape`.
         requests: how many; the first ones to arrive, so late sessions are cut.
         seed: of all randomness.
+        progress: told how many requests there are, of those asked for.
 
     Raises:
         TraceError: an unknown kind, or no requests.
@@ -155,12 +165,21 @@ def synthetic_workload(kind: SyntheticKind, *, requests: int, seed: int) -> Work
     else:
         raise TraceError(f"synthetic {kind!r}: unknown kind; use agents, chat or rag")
     return Workload.of(
-        _in_order(new_session, per_s, random, requests),
+        _told(_in_order(new_session, per_s, random, requests), requests, progress),
         name=name,
         format="synthetic",
         has_absolute_time=True,
         block_tokens=1,
     )
+
+
+def _told(
+    made: Iterable[TraceRequest], requests: int, progress: Callable[[float, float], None]
+) -> Iterator[TraceRequest]:
+    for number, each in enumerate(made, start=1):
+        if not number % TOLD_EVERY:
+            progress(number, requests)
+        yield each
 
 
 class _Context:

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from rich.console import Console
 
 from kvgraft.cli.cache_options import OptionGroup
 from kvgraft.cli.sizes import TokenCount, WholeNumber
 from kvgraft.errors import ConfigError
 from kvgraft_replay.detect import TIME_UNITS, open_workload
+from kvgraft_replay.progress import shown_progress
 from kvgraft_replay.synthetic import synthetic_workload
 from kvgraft_replay.workload import Workload
 
@@ -116,9 +118,13 @@ def read_workload(path: Path | None, options: Mapping[str, Any]) -> Workload:
                 raise ConfigError(
                     f"{option} is of a trace, and --synthetic reads none; leave it out"
                 )
-        return synthetic_workload(
-            options["synthetic"], requests=options["requests"], seed=options["seed"]
-        )
+        with shown_progress("requests made", Console(stderr=True)) as progress:
+            return synthetic_workload(
+                options["synthetic"],
+                requests=options["requests"],
+                seed=options["seed"],
+                progress=progress,
+            )
     return open_workload(
         path,
         limit=options["limit"],
