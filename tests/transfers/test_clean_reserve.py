@@ -142,6 +142,35 @@ def test_data_above_that_has_a_place_of_its_own_in_the_order_is_not_copied_ahead
         cache.check_integrity()
 
 
+@pytest.mark.parametrize("name", ["full", "full+swa+mamba"])
+def test_a_deferred_request_waits_for_the_copies_of_one_step_alone(name: str) -> None:
+    """An engine that polls in every step and asks again, as copies end a step later (A8)."""
+    with opened(name) as cache:
+        engine = cache.journal.engine
+        assert isinstance(engine, PromptEngine)
+        server, turns = Server(cache), list[int]()
+        for number in range(42):
+            turns += prompt(number, n_pages=3)
+            server.serve(turns)
+        waited = 0
+        for _ in range(2 * STEPS):
+            cache.poll()
+            request = server.begin(prompt(90, n_pages=100))
+            decision = cache.admit(request)
+            cache.abort(request)
+            engine.run_all()
+            if not decision.admitted:
+                assert decision.waits_for is not None
+                assert decision.waits_for.transfers
+                waited += 1
+                cache.poll()
+                request = server.begin(prompt(90, n_pages=100))
+                assert cache.admit(request).admitted
+                cache.abort(request)
+                engine.run_all()
+        assert waited
+
+
 def test_data_that_is_used_again_leaves_the_reserve() -> None:
     with opened() as cache:
         server = filled(cache)
