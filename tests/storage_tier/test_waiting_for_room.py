@@ -218,6 +218,21 @@ def test_a_request_is_admitted_though_all_of_host_is_kept_for_others() -> None:
     cache.close()
 
 
+def test_a_running_request_grows_beyond_its_promise_though_all_of_host_is_kept_for_others() -> None:
+    setup = installed("hisparse")
+    cache = opened(setup, host_tokens=80)
+    server = Server(cache)
+    request = server.begin(range(7000, 7007))
+    assert cache.admit(request).admitted
+    server.prefill(request)
+    came = asked(cache, *PROMPTS[:3])
+    until(lambda: all(each.ended or each.waits for each in came), cache)
+    server.decode(request, 40)
+    cache.finish(request)
+    cache.check_integrity()
+    cache.close()
+
+
 def test_a_store_attached_while_they_wait_is_not_asked_for_those_that_ended() -> None:
     cache = opened()
     tier = tier_of(cache)

@@ -657,7 +657,10 @@ class Cache:
         return ended
 
     def drain(self) -> bool:
-        """Wait for transfers in flight, at most the configured time per tier; whether all ended."""
+        """Wait for transfers in flight, at most the configured time per tier; whether all ended.
+
+        A prefetch that waits for room on HOST has not ended, and is not waited for.
+        """
         ended = self.journal.drain(self.config.transfer_timeout_s)
         if self.storage:
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended

@@ -237,6 +237,8 @@ class Serving:
         page = request.computed // self.tree.page_size
         within = pages <= 0 or self.pages.has_promise_left(request.parts, pages)
         beyond = [] if within else self.pages.beyond_promise(request, pages, page)
+        while beyond is None and self.tree.homes_on_host and self._kept_gives_way():
+            beyond = self.pages.beyond_promise(request, pages, page)
         if beyond is None:
             return False
         # What is published first leaves the room for these pages: pins of others' data take some.
@@ -365,9 +367,12 @@ class Serving:
 
     def _makes_room(self, decision: Decision) -> bool:
         """Whether HOST, where it is short, kept data for a request that has not begun (A8)."""
-        if self.storage is None or all(each.pool == "device" for each in decision.shortages):
-            return False
-        return self.storage.give_way()
+        short = any(each.pool != "device" for each in decision.shortages)
+        return short and self._kept_gives_way()
+
+    def _kept_gives_way(self) -> bool:
+        """Whether HOST kept data for a request that has not begun, and does not any more."""
+        return self.storage is not None and self.storage.give_way()
 
     def _waits_for(self, request: Request) -> Waiting:
         """The holders of slots beside a deferred request."""
