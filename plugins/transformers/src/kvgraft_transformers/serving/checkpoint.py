@@ -33,6 +33,8 @@ def check_device(device: str) -> None:
         on = torch.empty(1, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].removesuffix(".") if str(error) else "cannot be used"
+        if reason.startswith("Expected one of"):  # and names twenty
+            reason = "torch knows no such device"
         raise ConfigError(
             f"--device {device!r}: {textwrap.shorten(reason, 120, placeholder=' ...')}; give cpu, "
             "or a device of this machine"

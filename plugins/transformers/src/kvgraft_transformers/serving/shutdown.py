@@ -62,22 +62,22 @@ class DrainingServer(uvicorn.Server):
         if not self._drains:
             self._drains = True
             left_s = max(0.0, deadline - LAST_WORDS_S - now)
-            log.info("stopping: %d requests have %.1f s to end", worker.n_open, left_s)
+            log.info("stopping: %d answers have %.1f s to end", worker.n_open, left_s)
         if not self.server_state.tasks:
             return True
         if now < deadline - LAST_WORDS_S:
             return False
-        log.info("%d requests are ended before they are done", worker.end_all())
+        log.info("stopping: %d answers end before they are done", worker.end_all())
         return True
 
     def tell_totals(self) -> None:
         """Log what was served."""
         totals = self._worker.engine.totals
         log.info(
-            "served %d requests in %.0f s: %d finished, %d aborted, %d failed, %d rejected; %d "
-            "prompt tokens (%d cached), %d new",
-            totals.requests,
+            "stopped after %.0f s and %d answers: %d finished, %d aborted, %d failed, %d rejected; "
+            "%d prompt tokens (%d cached), %d new",
             time.monotonic() - self._begun,
+            totals.requests,
             totals.finished,
             totals.aborted,
             totals.failed,
