@@ -307,6 +307,14 @@ def test_other_splits_of_the_bytes_are_tried_and_the_best_one_is_taken(planned: 
         ("full", "device"),
         ("swa", "device"),
     }
+    states = "mamba:n_layers=8,n_heads=8,head_dim=32,state_dim=64"
+    capped = ("--component", "full:n_layers=2,n_kv_heads=8,head_dim=64", "--component", states)
+    (size,) = planned("--synthetic", "chat", "--requests", 20, *capped, "--device-tokens", "300MB")[
+        "sizes"
+    ]
+    points = [each["points"] for each in size["split"]["tried"]]
+    assert points == sorted(set(points)), "a pool has at most the tokens of the base"
+    assert points[-1] == 1
     tokens = ("--device-tokens", "8k", "--component", "full", "--component", "swa")
     (alike,) = planned("--synthetic", "chat", "--requests", 5, *tokens)["sizes"]
     assert alike["split"] is None, "tokens are those of each pool"

@@ -301,7 +301,7 @@ def _further(tries: Sequence[_Try]) -> list[Size]:
     points = sorted(each.size.points for each in tries)
     if len(points) == 1 or best.points not in (points[0], points[-1]):
         return []
-    further = with_points(best, best.points * (2 if best.points > 1 else 0.5))
+    further = with_points(best, best.points * (0.5 if best.points == points[0] else 2))
     return [] if further is None else [further]
 
 
