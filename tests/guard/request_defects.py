@@ -318,9 +318,7 @@ def a_rejection_without_a_reason(put: Patch) -> None:
 def a_request_said_to_fit_never_that_fits_an_empty_cache(put: Patch) -> None:
     scene = Scene()
     scene.admitted(range(40))
-    put.into(
-        scene.cache.budget, _never=lambda self, request, shortages: next(iter(shortages), None)
-    )
+    put.into(scene.cache.budget, _nevers=lambda self, request, shortages: shortages)
     scene.cache.admit(scene.begin(range(200, 240)))
 
 

@@ -251,7 +251,7 @@ change(
     "its own prefix counts as room",
     TWO,
     "A8 A2",
-    Budget._never,
+    Budget._nevers,
     "if shortage.needed + pinned <= shortage.capacity or (",
     "if shortage.needed <= shortage.capacity or (",
 )

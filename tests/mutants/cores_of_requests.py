@@ -321,7 +321,7 @@ def everybody_is_admitted(patch: Patch) -> None:
 
 @mutant("everything", "A8")
 def a_request_that_must_wait_never_fits(patch: Patch) -> None:
-    patch.setattr(promises.Budget, "_never", lambda self, request, shortages: True)
+    patch.setattr(promises.Budget, "_nevers", lambda self, request, shortages: shortages)
 
 
 @mutant("everything", "A9", "A12")

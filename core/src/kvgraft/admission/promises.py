@@ -153,7 +153,7 @@ class Budget:
             self._ask(request, request.chunk)
             never = self._never(request, self._shortages(request))
         chunk = self._largest_chunk(request) if never is not None else request.chunk
-        if not chunk and wanted and self.boundaries is not None and self.tree.has_state:
+        if not chunk and self.boundaries is not None and self.tree.has_state:
             chunk = self._chunk_without_points(request)
         if not chunk:
             request.checkpoints, request.keeps_decoded = [], False
@@ -162,7 +162,7 @@ class Budget:
             request.checkpoints, request.points_left_out = wanted, None
             request.keeps_decoded = True
             self._ask(request, request.chunk)
-            return Decision(Outcome.NEVER_FITS, short)
+            return Decision(Outcome.NEVER_FITS, short or shortages)
         request.chunk = chunk
         self._ask(request, chunk)
         shortages = self._shortages(request)
@@ -197,7 +197,7 @@ class Budget:
         state = next(part for part in request.parts if part.component.is_state)
         needed = state.demand.now + state.demand.later
         capacity = state.component.device.capacity
-        request.checkpoints = []
+        request.checkpoints, request.keeps_decoded = [], False
         request.points_left_out = LeftOut(state.component.name, needed, capacity)
         self._ask(request, request.chunk)
         if self._never(request, self._shortages(request)) is None:
