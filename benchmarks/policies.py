@@ -14,9 +14,8 @@ from time import thread_time_ns
 
 from _measure import Unit, arguments, grid, heading
 
-from kvgraft.policies import EvictionPolicy, Order
+from kvgraft.policies import EvictionPolicy
 from kvgraft.policies.density import COARSER, Density
-from kvgraft.policies.greedy_dual import GreedyDualQueue
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.policies.prefixes import N_BINS
@@ -40,14 +39,12 @@ class Bench:
         self.density: Density | None = None
         self.random = random.Random(0)
         self.size, self.stamp = size, 0
-        self.order: Order
         if policy == "windows and states":
-            self.order = GreedyDualQueue(lambda node: node * 2654435761 % 65536)
-        else:
-            made: EvictionPolicy = Density() if policy == "density" else LeastRecentlyUsed()
-            self.order = made.order(pool)
-            made.opened(size)
-            self.density = made if isinstance(made, Density) else None
+            pool.cost = lambda node: node * 2654435761 % 65536
+        made: EvictionPolicy = LeastRecentlyUsed() if policy == "lru" else Density()
+        self.order = made.order(pool)
+        made.opened(size)
+        self.density = made if isinstance(made, Density) else None
         for _ in range(size):
             self.enter(0)
         if self.density is not None:

@@ -15,7 +15,6 @@ from kvgraft.packages import policies as packages
 from kvgraft.packages.entry_points import Published
 from kvgraft.policies import Hint, Order, Pool, Use
 from kvgraft.policies.density import Density
-from kvgraft.policies.greedy_dual import GreedyDualQueue
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import class_of
 from kvgraft.policies.recency import RecencyQueue
@@ -267,23 +266,6 @@ class Looping(ListOrder):
 def test_a_bad_order_is_found_out(order: Callable[[], Order], rule: str) -> None:
     with pytest.raises(ContractViolation, match=rule):
         check_policy(ordering_by(order))
-
-
-def test_an_order_by_cost_that_gives_another_than_the_least_is_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    pops = GreedyDualQueue.pop
-
-    def pop(queue: GreedyDualQueue) -> Entry | None:
-        first, second = pops(queue), pops(queue)
-        if second is None or first is None:
-            return first
-        queue.push(*first)
-        return second
-
-    monkeypatch.setattr(GreedyDualQueue, "pop", pop)
-    with pytest.raises(ContractViolation, match=r"K2.*of rank .* is taken before one of rank"):
-        check_policy(Density)
 
 
 # -- policies that sort requests badly

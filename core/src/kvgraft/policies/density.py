@@ -15,7 +15,6 @@ from math import isqrt
 from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
-from kvgraft.policies.greedy_dual import GreedyDualQueue
 from kvgraft.policies.policy import (
     CLASS_BITS,
     MAX_CLASSES,
@@ -48,13 +47,34 @@ LEARN_EVERY: Final = 400
 """Requests between two computations of the scores."""
 
 AGE_EVERY: Final = 100
-"""Requests between two counts of prefixes that grew older; at first, also between computations."""
+"""Requests between two counts of prefixes that grew older."""
+
+AT_FIRST_EVERY: Final = 25
+"""Both at first: a small pool is short before it saw a hundred."""
 
 GENERATIONS_KEPT: Final = 1 << 15
 """Generations whose stamps are known exactly; of older ones every other is forgotten."""
 
 NOTHING_LEARNT = [0.0] * N_BINS
-"""Scores until then."""
+"""Scores until then, of data that costs as much as all other."""
+
+AGE_ALONE = [1 / (youngest + 1) for youngest in YOUNGEST]
+"""Scores until then where costs differ: what was used lately comes back soon, at any scale."""
+
+KIND_BITS: Final = CLASS_BITS + 6
+"""Bits of a kind: a class, and above it the level of the cost."""
+
+KINDS: Final = 1 << KIND_BITS
+
+MOST_LEVELS: Final = 1 << KIND_BITS - CLASS_BITS
+
+WORTH = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
+"""What a reuse of data saves, by the level of its cost."""
+
+
+def level_of(cost: int) -> int:
+    """The level of a cost: there are two to each doubling."""
+    return min((cost * cost).bit_length(), MOST_LEVELS - 1)
 
 
 class Clock:
@@ -110,11 +130,9 @@ class Density:
         self._n_uses = 0
 
     def order(self, pool: Pool) -> Order:
-        """By what losing data costs, where that differs; else by what was learnt."""
+        """By what was learnt, and by what losing data costs where that differs."""
         base = self._bases.setdefault(pool.tier, pool)
-        if pool.cost is not None:
-            return GreedyDualQueue(pool.cost)
-        order = DensityOrder(base, self.clock)
+        order = DensityOrder(base, self.clock, pool.cost)
         self.orders.append(order)
         return order
 
@@ -153,10 +171,11 @@ class Density:
         self.clock.note(stamp, allocated)
         self.prefixes.used(use.memo, allocated)
         self._n_uses += 1
-        if self._n_uses % AGE_EVERY:
+        at_first = self._n_uses <= LEARN_EVERY
+        if self._n_uses % (AT_FIRST_EVERY if at_first else AGE_EVERY):
             return
         self.prefixes.age(allocated)
-        if self._n_uses <= LEARN_EVERY or self._n_uses % LEARN_EVERY == 0:
+        if at_first or self._n_uses % LEARN_EVERY == 0:
             self._learn()
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
@@ -173,7 +192,7 @@ class Density:
 
     def _learn(self) -> None:
         """Compute the scores anew."""
-        if self.prefixes.reached:
+        if self.prefixes.reused:
             rates = Rates(self.prefixes, COARSER)
             for order in self.orders:
                 order.learn(rates)
@@ -196,18 +215,30 @@ class Density:
 
 
 class DensityOrder:
-    """The candidates of one pool by class and age.
+    """The candidates of one pool by class, cost and age.
 
     Ages are told by generations, so that candidates grow older without being moved. A bucket holds
-    the candidates of one class and generation; its key has the generation above the class. Until
-    something is learnt, all are of class 0.
+    the candidates of one kind (class and level of the cost) and generation; its key has the
+    generation above the kind. Until something is learnt, all are of class 0.
+
+    Where costs differ, a score counts as often as the cost of a reuse says. A cost is asked for
+    when victims are taken. It may rise while a candidate waits, as others leave; it counts then.
+    One that falls counts once as many victims were taken as there are candidates.
+
+    Args:
+        base: the base component's pool on this tier.
+        clock: tells generations.
+        cost: what losing a node costs, 0 or more; None where each costs as much as another.
 
     Attributes:
         tau: slots that the base pool gives out in the mean stay of data in this pool: as many as
             the base component's pool on this tier had when scores were learnt.
     """
 
-    def __init__(self, base: Pool, clock: Clock) -> None:
+    def __init__(self, base: Pool, clock: Clock, cost: Callable[[Any], int] | None = None) -> None:
+        self._cost = cost
+        self._entered: list[Any] = []
+        """Stamps and nodes whose cost was not asked for yet, one behind the other."""
         self.tau = base.capacity
         self._base = base
         self._clock = clock
@@ -219,22 +250,33 @@ class DensityOrder:
         self._heaps: dict[int, list[tuple[int, Any]]] = {}
         """The other ones, each a heap; one that victims were taken from may be empty."""
         self._generations: dict[int, list[int]] = {}
-        """Those of the buckets of each class, in order."""
+        """Those of the buckets of each kind, in order."""
         self._line: list[tuple[float, int]] = []
         """Score below 0 and place of all candidates there are, the lowest score last. A place is a
-        bin and a class; the bin stands above the class."""
+        bin and a kind; the bin stands above the kind."""
         self._listed: dict[int, float] = {}
         """The scores in the line by place."""
         self._generation = -1
         """For which the line was made; below 0 where it must be made anew."""
         self._first: list[tuple[int, Any]] = []
         """The heap that the next victim comes from, if it is known and has any."""
+        self._level = 0
+        """The level of the cost of the last victim looked for."""
+        self._n_left = 0
+        """Victims until costs are asked for again."""
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate."""
+        if self._cost is None:
+            self._put(stamp, node, 0)
+        else:
+            self._entered += (stamp, node)
+
+    def _put(self, stamp: int, node: Any, level: int) -> None:
         clock = self._clock
         generation = clock.now if stamp > clock.since else clock.at(stamp)
-        key = generation << CLASS_BITS | stamp & self._class_bits
+        kind = level << CLASS_BITS | stamp & self._class_bits
+        key = generation << KIND_BITS | kind
         heap = self._heaps.get(key)
         if heap is not None:
             heappush(heap, (stamp, node))
@@ -244,10 +286,29 @@ class DensityOrder:
             waiting += (stamp, node)
             return
         self._waiting[key] = [stamp, node]
-        self._add(stamp & self._class_bits, generation)
+        self._add(kind, generation)
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the candidate of the lowest score; the oldest one of equal ones."""
+        cost = self._cost
+        if cost is None:
+            return self._pop()
+        self._n_left -= 1
+        if self._n_left < 0:
+            self._enter(list(self))
+        if self._entered:
+            entered, self._entered = self._entered, []
+            for stamp, node in paired(entered):
+                self._put(stamp, node, level_of(cost(node)))
+        while (entry := self._pop()) is not None:
+            stamp, node = entry
+            level = level_of(cost(node))
+            if level <= self._level:
+                break
+            self._put(stamp, node, level)
+        return entry
+
+    def _pop(self) -> tuple[int, Any] | None:
         heap = self._first
         if not heap or self._generation != self._clock.now:
             heap = self._find_first()
@@ -269,17 +330,23 @@ class DensityOrder:
         """Drop every candidate that is not wanted; O(candidates)."""
         self._enter([entry for entry in self if wanted(entry[1])])
 
-    def score(self, stamp: int) -> float:
-        """Expected reuses in a stay of `tau`; 0 until something is learnt."""
+    def score(self, stamp: int) -> float | None:
+        """Expected reuses in a stay of `tau`; 0 until something is learnt.
+
+        None where costs differ: a stamp says nothing of them.
+        """
+        if self._cost is not None:
+            return None
         age = self._clock.now - self._clock.at(stamp)
         return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        waiting = sum(map(len, self._waiting.values())) // 2
-        return waiting + sum(map(len, self._heaps.values()))
+        waiting = len(self._entered) + sum(map(len, self._waiting.values()))
+        return waiting // 2 + sum(map(len, self._heaps.values()))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in no order."""
+        yield from paired(self._entered)
         for entries in self._waiting.values():
             yield from paired(entries)
         for heap in self._heaps.values():
@@ -290,13 +357,15 @@ class DensityOrder:
     def _enter(self, entries: list[tuple[int, Any]]) -> None:
         """Have these candidates and no others."""
         self._waiting, self._heaps, self._generations = {}, {}, {}
+        self._entered, self._first = [], []
         self._generation = -1
+        self._n_left = len(entries)
         for stamp, node in entries:
             self.push(stamp, node)
 
-    def _add(self, its_class: int, generation: int) -> None:
+    def _add(self, kind: int, generation: int) -> None:
         """There is a bucket that was not there."""
-        generations = self._generations.setdefault(its_class, [])
+        generations = self._generations.setdefault(kind, [])
         if generations and generation < generations[-1]:
             insort(generations, generation)
         else:
@@ -305,10 +374,11 @@ class DensityOrder:
         if now != self._clock.now:
             return
         number = bin_of(now - generation)
-        place = number << CLASS_BITS | its_class
+        place = number << KIND_BITS | kind
         score = self._listed.get(place)
         if score is None:
-            score = self._listed[place] = -self._scores(its_class)[number]
+            score = -self._scores(kind & MAX_CLASSES - 1)[number] * WORTH[kind >> CLASS_BITS]
+            self._listed[place] = score
             insort(self._line, (score, place))
         if score >= self._line[-1][0]:
             self._first = []
@@ -323,6 +393,7 @@ class DensityOrder:
             score, place = line[-1]
             heap = self._oldest(place)
             if heap:
+                self._level = place >> CLASS_BITS & MOST_LEVELS - 1
                 if len(line) > 1 and line[-2][0] == score:
                     return self._oldest_of_equals(score, heap)
                 self._first = heap
@@ -339,16 +410,17 @@ class DensityOrder:
             other = self._oldest(place)
             if other and other[0][0] < heap[0][0]:
                 heap = other
+                self._level = place >> CLASS_BITS & MOST_LEVELS - 1
         return heap
 
     def _oldest(self, place: int) -> list[tuple[int, Any]]:
         """The heap of the oldest candidates of a place; an empty list if there is none."""
-        its_class, number = place & MAX_CLASSES - 1, place >> CLASS_BITS
-        generations = self._generations[its_class]
+        kind, number = place & KINDS - 1, place >> KIND_BITS
+        generations = self._generations[kind]
         at = bisect_left(generations, self._generation - OLDEST[number])
         last = self._generation - YOUNGEST[number]
         while at < len(generations) and generations[at] <= last:
-            key = generations[at] << CLASS_BITS | its_class
+            key = generations[at] << KIND_BITS | kind
             heap = self._heaps.get(key)
             if heap is None:
                 heap = self._heaps[key] = list(paired(self._waiting.pop(key)))
@@ -362,19 +434,20 @@ class DensityOrder:
         """Make the line anew."""
         now = self._generation = self._clock.now
         listed = self._listed = {}
-        for its_class, generations in self._generations.items():
+        for kind, generations in self._generations.items():
             if not generations:
                 continue
-            scores = self._scores(its_class)
+            scores = self._scores(kind & MAX_CLASSES - 1)
+            worth = WORTH[kind >> CLASS_BITS]
             at = 0
             while at < len(generations):
                 number = bin_of(now - generations[at])
-                listed[number << CLASS_BITS | its_class] = -scores[number]
+                listed[number << KIND_BITS | kind] = -scores[number] * worth
                 at = bisect_left(generations, now - YOUNGEST[number] + 1, at)
         self._line = sorted(zip(listed.values(), listed))
 
     def _scores(self, its_class: int) -> list[float]:
         """Per unit of age, by bin."""
         if self._rates is None:
-            return NOTHING_LEARNT
+            return NOTHING_LEARNT if self._cost is None else AGE_ALONE
         return self._rates.scores(its_class, self.tau / self._clock.unit)

@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.policies import missing_members
-from kvgraft.policies.greedy_dual import GreedyDualQueue
 from kvgraft.policies.policy import (
     CLASS_BITS,
     MAX_CLASSES,
@@ -120,9 +119,6 @@ class _Driver:
         self.twins = [_Twin(make), _Twin(make)]
         self.chance = chance
         self.entered: list[dict[int, int]] = [{} for _ in self.twins[0].orders]
-        self.floors: list[dict[int, int]] = [{} for _ in self.twins[0].orders]
-        """Rank of the last victim when a candidate was entered, for `GreedyDualQueue`."""
-        self.floor = [0] * len(self.entered)
         self.clock = 0
         self.allocated = 0
         self.number = 0
@@ -186,7 +182,6 @@ class _Driver:
             stamp = max(0, stamp - (self.chance.randrange(200) << CLASS_BITS))
         self.number += 1
         self.entered[at][self.number] = stamp
-        self.floors[at][self.number] = self.floor[at]
         for each in self.twins:
             with _told("push", "K2"):
                 each.orders[at].push(stamp, self.number)
@@ -271,25 +266,7 @@ class _Driver:
             raise ContractViolation(
                 "K2", None, f"{when}: a candidate comes back with stamp {stamp}, not its own"
             )
-        if type(self.twins[0].orders[at]) is GreedyDualQueue:
-            self._expect_least(at, stamp, node, when)
-        else:
-            self._expect_first(at, stamp, when)
-
-    def _expect_least(self, at: int, stamp: int, taken: int, when: str) -> None:
-        """No candidate left costs less on top of the rank of the last victim at its entry."""
-        floors, entered = self.floors[at], self.entered[at]
-        rank = floors[taken] + _cost(taken), stamp, taken
-        first = min(
-            ((floors[each] + _cost(each), entered[each], each) for each in entered), default=rank
-        )
-        if first < rank:
-            raise ContractViolation(
-                "K2",
-                None,
-                f"{when}: a candidate of rank {rank[0]} is taken before one of rank {first[0]}",
-            )
-        self.floor[at] = max(self.floor[at], rank[0])
+        self._expect_first(at, stamp, when)
 
     def _expect_first(self, at: int, taken: int, when: str) -> None:
         """No candidate left has a lower score, or that score and a smaller stamp.

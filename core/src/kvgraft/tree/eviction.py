@@ -9,13 +9,12 @@ component and tier, see `kvgraft.policies.recency`.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
 
 from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.matching import recomputed_pages
+from kvgraft.tree.matching import cost_of_losing
 from kvgraft.tree.node import BEHIND, Node
 from kvgraft.tree.tenants import TenantLedger, share_orders
 from kvgraft.tree.tree import Tree
@@ -61,15 +60,11 @@ class Victim:
         self.at_leaf = at_leaf
 
 
-COST_UNIT: Final = 1024
-"""The cost of computing a page again, for each page whose loss makes it necessary."""
-
-
 def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
     """Let `policy` order what leaves every pool, component by component; the tree is empty."""
     tree.policy = policy
     for component in tree.components:
-        cost = None if component.is_prefix_closed else partial(_cost_of_losing, component)
+        cost = None if component.is_prefix_closed else partial(cost_of_losing, component)
         for ledger in (*component.devices, *component.hosts):
             if ledger is not None:
                 ledger.cost = cost
@@ -79,11 +74,6 @@ def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
         component.device_queue = policy.order(component.device)
         if component.host is not None:
             component.host_queue = policy.order(component.host)
-
-
-def _cost_of_losing(component: TreeComponent, node: Node) -> int:
-    pages = 1 if component.is_state else node.end - node.start
-    return recomputed_pages(component, node) * COST_UNIT // max(1, pages)
 
 
 def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:

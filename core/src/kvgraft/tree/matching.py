@@ -12,27 +12,37 @@ Matching changes nothing and allocates no slot; `kvgraft.tree.pinning` makes a m
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
-from kvgraft.tree.node import Cell, Node
+from kvgraft.tree.node import KINDS, Cell, Node
 from kvgraft.tree.tree import Tree
+from kvgraft.types import PointKind
 
 __all__ = [
     "Match",
     "Path",
     "anchor_node",
+    "cost_of_losing",
     "follow",
     "follow_key",
     "match",
     "missing_from",
     "needed_nodes",
     "readable",
-    "recomputed_pages",
     "resolve",
     "walk",
 ]
+
+
+BRANCH: Final = PointKind.BRANCH
+
+COST_UNIT: Final = 1024
+"""The cost of computing a page again, for each page whose loss makes it necessary."""
+
+FURTHEST_NODES: Final = 16
+"""Nodes below a boundary among which the next one is looked for."""
 
 
 class Path(NamedTuple):
@@ -313,16 +323,60 @@ def resolve(tree: Tree, node: Node, end: int, root: Node) -> Match:
     return Match(node, anchor, device_anchor, end, root)
 
 
-def recomputed_pages(component: TreeComponent, node: Node) -> int:
-    """Pages computed again at a hit at the end of `node`, were the component's data on it gone.
+def cost_of_losing(component: TreeComponent, node: Node) -> int:
+    """Pages computed again at a hit, were the component's data on `node` gone; see `Pool.cost`.
 
-    Back to the boundary before it at which the component could resume, from any tier. 0 for a node
-    that left the tree.
+    At the deepest boundary behind `node` that needs it, back to the one before at which the
+    component could resume, from any tier; for each of the pages that the boundary needs, in
+    1/1024 of a page. 0 for a node that left the tree, and where no boundary has all that it needs.
+
+    Where a sequence went on from that boundary, alone, to a deeper one, it comes back to the
+    deeper one. Only a hit between the two misses the first, and there are as many of these as
+    there are pages between.
     """
     if node.parent is None:
         return 0
-    _, boundary = _deepest((component,), node.parent, node.start, device_only=False)
-    return node.end - boundary
+    alone = (component,)
+    end, boundary, pages = node, node.end, 1
+    if not component.is_state:
+        reach = component.window_pages or 0
+        while (
+            isinstance(end.children, Node)
+            and end.children.start - node.end < reach
+            and readable(end.children.cells[component.index], component, device_only=False)
+        ):
+            end = end.children
+        end, boundary = _deepest(alone, end, end.end, device_only=False)
+        if boundary <= node.start:
+            return 0
+        pages = component.reach_pages.width(boundary)
+    _, before = _deepest(alone, node.parent, node.start, device_only=False)
+    gained = boundary - before
+    if end.end == boundary and not _parted(end):
+        further = _next_boundary(component, end) - boundary
+        if further > 0:
+            return gained * further * COST_UNIT // (gained + further) // max(1, pages)
+    return gained * COST_UNIT // max(1, pages)
+
+
+def _parted(node: Node) -> bool:
+    """Whether several sequences were seen to part at the node's end."""
+    points = node.points
+    return len(points) == node.end - node.start and KINDS[points[-1]] is BRANCH
+
+
+def _next_boundary(component: TreeComponent, node: Node) -> int:
+    """The next boundary on the only line below `node` at which the component can resume; else 0."""
+    below = node.children
+    for _ in range(FURTHEST_NODES):
+        if not isinstance(below, Node):
+            break
+        if readable(below.cells[component.index], component, device_only=False):
+            _, boundary = _deepest((component,), below, below.end, device_only=False)
+            if boundary > below.start:
+                return boundary
+        below = below.children
+    return 0
 
 
 def anchor_node(tree: Tree, found: Match) -> Node:

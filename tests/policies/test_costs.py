@@ -1,0 +1,193 @@
+"""Data that is dear to compute again outlives data that is cheap, but leaves in the end."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvgraft import Cache, TokenKey
+from kvgraft.policies.density import Clock, DensityOrder, level_of
+from kvgraft.pools.allocator import SlotAllocator
+from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.matching import cost_of_losing
+from kvgraft.tree.node import KINDS, Node
+from kvgraft.types import PointKind, Tier
+
+PAGE = 16
+SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["push", "pop", "rise", "keep"]), st.integers(0, 40))))
+def test_the_least_cost_leaves_though_costs_rise(calls: list[tuple[str, int]]) -> None:
+    """Until something is learnt, and while all are of an age: within a level the oldest."""
+    costs: dict[int, int] = {}
+    pool = Ledger("state", Tier.DEVICE, SlotAllocator(64))
+    order = DensityOrder(pool, Clock(), costs.__getitem__)
+    entered: set[int] = set()
+    for number, (call, value) in enumerate(calls):
+        if call == "push":
+            costs[number] = value
+            order.push(number // 4, number)
+            entered.add(number)
+        elif call == "rise" and costs:
+            costs[sorted(costs)[value % len(costs)]] += value
+        elif call == "keep":
+            entered = {node for node in entered if node % 5 != value % 5}
+            order.keep(entered.__contains__)
+        else:
+            ranks = [(level_of(costs[node]), node // 4, node) for node in entered]
+            first = min(ranks, default=None)
+            assert order.pop() == (None if first is None else first[1:])
+            if first is not None:
+                entered.remove(first[2])
+        assert len(order) == len(entered)
+        assert sorted(node for _, node in order) == sorted(entered)
+
+
+def test_a_cost_that_fell_counts_once_the_pool_was_turned_over() -> None:
+    costs = {node: 1000 + 4000 * (node == 9) for node in range(50)}
+    pool = Ledger("state", Tier.DEVICE, SlotAllocator(64))
+    order = DensityOrder(pool, Clock(), costs.__getitem__)
+    taken = []
+    for node in range(50):
+        order.push(node, node)
+        if node > 9:
+            entry = order.pop()
+            assert entry is not None
+            taken.append(entry[1])
+            costs[9] = 1
+    assert 10 <= taken.index(9) <= 12
+
+
+def serve(cache: Cache, tokens: list[int]) -> int:
+    request = cache.begin(TokenKey(tokens), chunk=256)
+    assert cache.admit(request).admitted
+    while request.computed < request.prompt:
+        n_tokens = cache.next_chunk(request)
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+    cache.finish(request)
+    return request.anchor_tokens
+
+
+def with_data(component: TreeComponent, node: Node) -> set[int]:
+    """The pages on the path to a node that the component has data of; a state is its last one."""
+    pages: set[int] = set()
+    above: Node | None = node
+    while above is not None and above.parent is not None:
+        if above.cells[component.index].device is not None:
+            first = above.end - 1 if component.is_state else above.start
+            pages |= set(range(first, above.end))
+        above = above.parent
+    return pages
+
+
+def resumable(component: TreeComponent, there: set[int], boundaries: range) -> list[int]:
+    """Those of `boundaries` at which it can resume, given the pages with data; 0 among them."""
+    return [
+        each
+        for each in boundaries
+        if not each or all(there.issuperset(range(*span)) for span in component.needed_pages(each))
+    ]
+
+
+def line(component: TreeComponent, node: Node, most: int) -> list[Node]:
+    """The nodes on the only line below `node`, itself the first."""
+    found = [node]
+    while len(found) <= most and isinstance(found[-1].children, Node):
+        found.append(found[-1].children)
+    return found
+
+
+def expected(component: TreeComponent, node: Node) -> int:
+    """`cost_of_losing` by trying every boundary."""
+    assert node.parent is not None
+    before = max(resumable(component, with_data(component, node.parent), range(node.start + 1)))
+    below = line(component, node, 99)
+    there = with_data(component, below[-1])
+    if component.is_state:
+        boundary, width, end = node.end, 1, node
+    else:
+        window = component.window_pages
+        assert window is not None
+        its = [node]
+        for each in below[1:]:
+            if each.start - node.end >= window or each.cells[component.index].device is None:
+                break
+            its.append(each)
+        found = resumable(component, there, range(node.start + 1, its[-1].end + 1))
+        if not found:
+            return 0
+        boundary = found[-1]
+        width = min(window, boundary)
+        end = next(each for each in its if each.end >= boundary)
+    gained = boundary - before
+    parted = len(end.points) == end.end - end.start and KINDS[end.points[-1]] is PointKind.BRANCH
+    if end.end == boundary and not parted:
+        for each in line(component, end, 16)[1:]:
+            if each.cells[component.index].device is None:
+                continue
+            further = resumable(component, there, range(each.start + 1, each.end + 1))
+            if further:
+                between = further[-1] - boundary
+                return gained * between * 1024 // (gained + between) // width
+    return gained * 1024 // width
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_cost_is_what_hits_would_compute_again(seed: int) -> None:
+    chance = random.Random(seed)
+    bounded = {
+        "swa@near": {**SMALL, "window": 40, "device_tokens": 40 * PAGE},
+        "swa@far": {**SMALL, "window": 100, "device_tokens": 60 * PAGE},
+        "mamba": {"n_layers": 1, "states": 12},
+    }
+    cache = Cache.open(
+        {"full": SMALL, **bounded}, device_tokens=400 * PAGE, page_size=PAGE, policy="density"
+    )
+    prompts = [[chance.randrange(9)] * chance.randrange(50, 900) for _ in range(3)]
+    asked = 0
+    for _ in range(30):
+        prompt = chance.choice(prompts)
+        prompt += [chance.randrange(9) for _ in range(chance.randrange(99))]
+        serve(cache, prompt[: chance.randrange(1, len(prompt)) + 1])
+        for component in cache.tree.components:
+            if component.is_prefix_closed:
+                continue
+            for node in cache.tree.nodes():
+                if node.cells[component.index].device is not None:
+                    assert cost_of_losing(component, node) == expected(component, node)
+                    asked += 1
+    assert asked > 300
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    ("policy", "reused"), [("lru", 0), ("density", 2000)], ids=["lru", "density"]
+)
+@pytest.mark.parametrize(
+    "bounded",
+    [
+        {"mamba": {"n_layers": 1, "states": 8}},
+        {"swa": {**SMALL, "window": 2 * PAGE, "device_tokens": 60 * PAGE}},
+    ],
+    ids=["states", "windows"],
+)
+def test_the_point_behind_a_long_document_outlives_close_ones(
+    bounded: dict[str, Any], policy: str, reused: int
+) -> None:
+    cache = Cache.open(
+        {"full": SMALL, **bounded}, device_tokens=1000 * PAGE, page_size=PAGE, policy=policy
+    )
+    document = [7] * 2000
+    serve(cache, [*document, 1])
+    for turn in range(1, 40):
+        serve(cache, [8] * 24 * turn)
+    assert serve(cache, [*document, 2]) == reused
+    cache.check_integrity()
+    cache.close()
