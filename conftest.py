@@ -40,10 +40,15 @@ settings.register_profile(
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Skip tests of GPUs where there is none; those that patch the core where it is compiled."""
     from kvgraft.compiled import is_compiled
+    from kvgraft.testing.machine.constants import constants_of_modules_left_out
 
+    # Hypothesis would read the source of every module, seconds, for constants no example has
+    with constants_of_modules_left_out():
+        yield
     for item in items:
         reason = _no_accelerator_for(item)
         if reason is not None:
