@@ -176,3 +176,17 @@ def test_greedy_continuations_are_equal(
         with memory.session(ids, max_new_tokens=12) as session:
             answers.append(model.generate(ids, **{argument: session.cache}, **settings)[0].tolist())
     assert answers == [expected] * 3
+
+
+@pytest.mark.parametrize("case", RECURRENT)
+def test_a_new_state_is_not_read(
+    case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]
+) -> None:
+    """The guard fills it with NaN; prompts are as short as convolutions' own windows."""
+    model, memory = opened(case, guard="on")
+    for n_tokens in (1, 2, 5):
+        prompt = tokens(n_tokens, n_tokens)
+        expected = run(model, prompt)
+        with memory.session(prompt) as session:
+            assert session.request.fresh
+            assert torch.equal(run(model, prompt, session), expected)
