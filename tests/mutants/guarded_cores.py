@@ -446,8 +446,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "transfers are acknowledged without waiting": BadCore(
         ("B3",),
         "transfers/journal.py",
-        "if not queue[0].ticket.wait(max(0.0, deadline - time.monotonic())):",
-        "if queue[0].ticket is None:",
+        "if not first.ticket.wait(max(0.0, deadline - time.monotonic())):",
+        "if first.ticket is None:",
     ),
     "rows of a backup are crossed": BadCore(
         ("B3",),

@@ -89,8 +89,8 @@ class Waiting(NamedTuple):
         memory: pools that are to get memory of others, with one budget for several; `poll` moves
             it.
         pins: pinned prefixes; their slots come back when they are unpinned.
-        overdue: those of the transfers that did not end within `transfer_timeout_s`; if they never
-            do, neither does the wait.
+        overdue: those of the transfers that did not end within `transfer_timeout_s`, by this
+            process's clock; if they never do, neither does the wait.
     """
 
     running: int
