@@ -643,8 +643,8 @@ change(
     TWO,
     "B3 T9 L8",
     Journal.settle,
-    "            break\n",
-    "            pass\n",
+    "first.late = True\n                break\n",
+    "first.late = True\n",
 )
 change(
     "a time-out leaves the pool short",
