@@ -44,7 +44,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     """Skip tests of GPUs where there is none; those that patch the core where it is compiled."""
     from kvgraft.compiled import is_compiled
-    from kvgraft.testing.machine.constants import constants_of_modules_left_out
+    from kvgraft_testing.machine.constants import constants_of_modules_left_out
 
     # Hypothesis would read the source of every module, seconds, for constants no example has
     with constants_of_modules_left_out():
@@ -83,7 +83,7 @@ def _no_accelerator_for(item: pytest.Item) -> str | None:
 @pytest.fixture(scope="session", autouse=True)
 def examples_do_not_depend_on_imports() -> Iterator[None]:
     """A test draws the same examples alone as among all others."""
-    from kvgraft.testing.machine.constants import constants_of_modules_left_out
+    from kvgraft_testing.machine.constants import constants_of_modules_left_out
 
     with constants_of_modules_left_out():
         yield

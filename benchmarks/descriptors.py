@@ -20,18 +20,18 @@ import torch
 from _measure import Figure, arguments, figures, grid, heading
 
 from kvgraft import Component, Everything, Reach
-from kvgraft.devices.accelerator.ways import Ways, parted
-from kvgraft.devices.fragments import Fragments
 from kvgraft.devices.runtime import CopySizes
-from kvgraft.devices.simulated import SimulatedDevice
-from kvgraft.devices.simulated.streams import Work
 from kvgraft.pools import DevicePool, HostMirror, PlaneSpec
 from kvgraft.pools.plan import PoolPlan
 from kvgraft.transfers import PlaneCopy, pair_planes
 from kvgraft.transfers.cpu import run_layers
 from kvgraft.transfers.engine import Ticket
-from kvgraft.transfers.streams import StreamTransferEngine
 from kvgraft.types import Direction, TransferQuery
+from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.streams import StreamTransferEngine
+from kvgraft_accelerator.ways import Ways, parted
+from kvgraft_testing.simulated import SimulatedDevice
+from kvgraft_testing.simulated.streams import Work
 
 N_LAYERS, N_SLOTS = 32, 1024
 PLANES = [

@@ -22,10 +22,10 @@ from typing import NamedTuple
 
 import torch
 
-from kvgraft.devices.accelerator import Accelerator
 from kvgraft.devices.rows import PlaneCopy
 from kvgraft.devices.runtime import Purpose
-from kvgraft.transfers.streams import StreamTransferEngine
+from kvgraft_accelerator import Accelerator
+from kvgraft_accelerator.streams import StreamTransferEngine
 
 KIB = 1 << 10
 

@@ -20,10 +20,10 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvgraft.storage import BLOCK_NBYTES, Value
-from kvgraft.storage.memory import aligned
 from kvgraft_file import FileBackend, FileOptions
 from kvgraft_file.disk import DiskFile
+from kvgraft_storage import BLOCK_NBYTES, Value
+from kvgraft_storage.memory import aligned
 
 SAMPLES = 20
 BATCH = 64

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 from _measure import arguments, grid, heading
 
 from kvgraft import Cache, Request, TokenKey
-from kvgraft.storage import Capabilities, Status, Value
-from kvgraft.testing.storage import MemoryBackend
+from kvgraft_storage import Capabilities, Status, Value
+from kvgraft_testing.storage import MemoryBackend
 
 T = TypeVar("T")
 SETS: dict[str, dict[str, dict[str, int]]] = {

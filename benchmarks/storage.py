@@ -30,7 +30,8 @@ from time import perf_counter
 import numpy as np
 from _measure import arguments, heading
 
-from kvgraft.storage import (
+from kvgraft_file.disk import supports_direct
+from kvgraft_storage import (
     Address,
     Fingerprint,
     PageChain,
@@ -39,8 +40,7 @@ from kvgraft.storage import (
     SupervisionLimits,
     open_storage,
 )
-from kvgraft.storage.memory import aligned
-from kvgraft_file.disk import supports_direct
+from kvgraft_storage.memory import aligned
 
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 PAGE = 16

@@ -36,7 +36,8 @@ from types import ModuleType
 import numpy as np
 from _measure import arguments, heading
 
-from kvgraft.storage import (
+from kvgraft_file.disk import supports_direct
+from kvgraft_storage import (
     Fingerprint,
     Status,
     Storage,
@@ -44,7 +45,6 @@ from kvgraft.storage import (
     aligned,
     open_storage,
 )
-from kvgraft_file.disk import supports_direct
 
 SIZES = (128 << 10, 1 << 20)
 BAR = 1.0

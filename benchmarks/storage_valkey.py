@@ -30,7 +30,7 @@ import glide_sync as glide
 import numpy as np
 from _measure import arguments, grid, heading
 
-from kvgraft.storage import Fingerprint, PageChain, Status, Storage, open_storage
+from kvgraft_storage import Fingerprint, PageChain, Status, Storage, open_storage
 
 SIZES = (256 << 10, 1 << 20, 4 << 20)
 PAGE = 16

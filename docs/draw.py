@@ -280,11 +280,7 @@ def tree() -> Drawing:
 FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
     (
         "tools",
-        {
-            "cli": "the command",
-            "testing": "the contract suite",
-            "scaffold": "new packages to start from",
-        },
+        {"cli": "the command"},
     ),
     (
         "the cache",
@@ -292,20 +288,14 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
             "cache.py": "the calls of an engine",
             "serving.py": "works for one request",
             "assembly.py": "puts a cache together",
-            "guard": "checks rules as it serves",
         },
     ),
     (
         "decisions",
-        {
-            "admission": "promises slots",
-            "storage_tier": "data from and for a store",
-            "events": "tell what is where",
-            "arena": "moves memory",
-        },
+        {"admission": "promises slots", "parts.py": "asks parts that are packages"},
     ),
     ("a request's life", {"requests": "match, pin, slots, publish, back up, evict"}),
-    ("moving bytes", {"transfers": "copies between tiers", "storage": "a store without a cache"}),
+    ("moving bytes", {"transfers": "copies between tiers"}),
     ("packages", {"packages": "find, validate and bind components"}),
     ("the tree", {"tree": "nodes, cells, pins, victims; no torch, no package"}),
     (
@@ -332,7 +322,7 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
 
 NEIGHBOURS = (
     ("engines", "plugins/transformers, replay, yours", "import the cache", (1, 1)),
-    ("stores", "plugins/file, valkey, s3, ...", "import kvgraft.storage", (4, 4)),
+    ("parts", "plugins/storage, guard, arena, ...", "stand for parts of the cache", (2, 4)),
     ("components", "plugins/full, swa, ...", "import words and pools", (7, 8)),
 )
 """Packages outside of the core, their imports, and the floors of these."""

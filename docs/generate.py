@@ -13,13 +13,13 @@ import json
 import re
 from pathlib import Path
 
-from kvgraft.guard import GUARDED
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.rules import FAMILIES, RULES, family
-from kvgraft.testing import CLAUSES, PROFILES
-from kvgraft.testing.machine import MACHINE_RULES
-from kvgraft.testing.storage import STORAGE_CLAUSES
-from kvgraft.testing.subject import Subject
+from kvgraft_guard import GUARDED
+from kvgraft_testing import CLAUSES, PROFILES
+from kvgraft_testing.machine import MACHINE_RULES
+from kvgraft_testing.storage import STORAGE_CLAUSES
+from kvgraft_testing.subject import Subject
 
 ROOT = Path(__file__).parent.parent
 BUILT_IN = {
@@ -44,15 +44,15 @@ Every rule that components and core keep, and where it is enforced. Hooks' docst
 clauses and the guard cite the ids. This file is generated (`make docs`) from the code, and a test
 compares the two.
 
-- **clause**: `kvgraft check NAME` and `kvgraft.testing.ComponentContract` ask it of a component.
+- **clause**: `kvgraft check NAME` and `kvgraft_testing.ComponentContract` ask it of a component.
 - **state machine**: compared with a brute-force model after every call, in `kvgraft check`, in
   `tests/model` and by `make fuzz`. Where it says *the core's errors*, nothing is compared: the
   machine only makes the calls after which the core's own checks raise.
-- **guard**: `kvgraft.guard` checks it at run time, see [guard.md](guard.md).
+- **guard**: `kvgraft_guard` checks it at run time, see [guard.md](guard.md).
 - **integrity**: `check_integrity()` recomputes it.
 - **load**: a package that breaks it is refused.
 - a test of this repository, as file and name.
-- **storage clause**: `kvgraft.testing.storage.StorageContract` asks it of a backend.
+- **storage clause**: `kvgraft_testing.storage.StorageContract` asks it of a backend.
 - **not yet**: belongs to a feature not there yet, several ranks.
 """
 
@@ -70,9 +70,10 @@ would be broken with it; D2 and D3 belong to several ranks, which are not there 
 
 This file is generated (`make docs`) from the code, and a test compares the two.
 
-- `testing/clauses/` and `testing/storage/` ask components and stores, in `kvgraft check`.
-- `testing/machine/` compares the core with a brute-force model after every call.
-- `guard/` checks while a cache serves; `guard/rules.py` says which condition, by rule.
+- `kvgraft_testing/clauses/` and `kvgraft_testing/storage/` ask components and stores, in `kvgraft
+  check`.
+- `kvgraft_testing/machine/` compares the core with a brute-force model after every call.
+- `kvgraft_guard/` checks while a cache serves; its `rules.py` says which condition, by rule.
 - `tree/integrity.py` recomputes all books; the rest refuses bad input and answers where they come.
 
 | rule | reported in | tests |
@@ -89,14 +90,14 @@ def tests() -> dict[str, list[str]]:
 
 def integrity_rules() -> set[str]:
     """Rules of which the core raises an `IntegrityError`."""
-    sources = (ROOT / "core" / "src").rglob("*.py")
+    sources = [path for each in ("core", "plugins/*") for path in ROOT.glob(f"{each}/src/**/*.py")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
     return set(re.findall(r'IntegrityError\(\s*"([A-Z]\d+)"', text))
 
 
 def compared_rules() -> set[str]:
     """Rules that the state machine names itself, and does not only hear of from the core."""
-    sources = (ROOT / "core" / "src" / "kvgraft" / "testing" / "machine").glob("*.py")
+    sources = (ROOT / "plugins" / "testing" / "src" / "kvgraft_testing" / "machine").glob("*.py")
     text = "\n".join(path.read_text("utf-8") for path in sources if path.name != "__init__.py")
     return set(re.findall(r'"([A-Z]\d+)"', text))
 

@@ -11,11 +11,11 @@ import torch
 
 import kvgraft
 from kvgraft import Direction
-from kvgraft.storage_tier import StorageTier
 from kvgraft_replay.report import ReplayResult
 from kvgraft_replay.report.counts import cache_counts, storage_counts
 from kvgraft_replay.report.schema import Source, TimelinePoint, TreeSnapshot
 from kvgraft_replay.timeline import occupancy, snapshot
+from kvgraft_storage.tier import StorageTier
 from kvgraft_transformers.engine import (
     Engine,
     EngineSettings,
@@ -194,7 +194,7 @@ class Progress:
 
 def tier_of(engine: Engine) -> StorageTier:
     """The storage tier an engine was opened with."""
-    assert engine.memory.cache.storage
+    assert isinstance(engine.memory.cache.storage, StorageTier)
     return engine.memory.cache.storage
 
 

@@ -1,6 +1,6 @@
 """Constraints that make pip install the oldest allowed version of every dependency.
 
-    python -m tests.oldest core[testing] plugins/full > constraints.txt
+    python -m tests.oldest plugins/full > constraints.txt
 
 Dependencies of dependencies are left to pip.
 """

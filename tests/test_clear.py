@@ -9,10 +9,10 @@ import pytest
 from kvgraft import ConfigError, GuardMode, LeaseError, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.config import StorePolicy
-from kvgraft.events import Cleared, Evicted, Residency
 from kvgraft.requests.request import Request
 from kvgraft.transfers import SteppedTransferEngine
 from kvgraft.types import Tier
+from kvgraft_observe.events import Cleared, Evicted, Residency
 
 from .serving.server import Server, ledgers
 from .serving.setups import SETUPS, Setup

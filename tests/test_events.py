@@ -18,9 +18,9 @@ from kvgraft import (
     TokenKey,
 )
 from kvgraft.cache import Cache
-from kvgraft.events import Cleared, Event, Evicted, Hit, Moved, Residency, Stored
 from kvgraft.stats import CacheStats, SlotHits
 from kvgraft.types import Tier
+from kvgraft_observe.events import Cleared, Event, Evicted, Hit, Moved, Residency, Stored
 
 from .serving.server import Server, tree_dump
 from .serving.setups import SETUPS, Setup, installed

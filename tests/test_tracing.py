@@ -10,8 +10,8 @@ import pytest
 from kvgraft import ConfigError, GuardMode, PrefetchPolicy, Tier, TokenKey
 from kvgraft.admission import Decision
 from kvgraft.cache import Cache
+from kvgraft.parts import Prefetch
 from kvgraft.requests.request import Request
-from kvgraft.storage_tier import Prefetch
 from kvgraft.tracing import Tracer
 
 from .serving.server import Server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvgraft import Cache, Reach, TokenKey, Trailing
 from kvgraft.config import CacheConfig
-from kvgraft.testing.machine import paged_plugin
+from kvgraft_testing.machine import paged_plugin
 
 PROMPT = 16
 LARGER = 8

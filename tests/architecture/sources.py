@@ -10,7 +10,17 @@ from typing import NamedTuple
 
 from ..commands import ROOT
 
-__all__ = ["COMPONENTS", "CORE", "ENGINES", "PLUGINS", "REPLAY", "STORES", "Module", "modules"]
+__all__ = [
+    "COMPONENTS",
+    "CORE",
+    "ENGINES",
+    "PARTS",
+    "PLUGINS",
+    "REPLAY",
+    "STORES",
+    "Module",
+    "modules",
+]
 
 CORE = ROOT / "core" / "src"
 PLUGINS = sorted(path for path in (ROOT / "plugins").glob("*/src") if path.is_dir())
@@ -27,10 +37,13 @@ COMPONENTS = [path for path in PLUGINS if _publishes(path, "kvgraft.components")
 STORES = [path for path in PLUGINS if _publishes(path, "kvgraft.storage")]
 """Packages that publish a store."""
 
+PARTS = [path for path in PLUGINS if _publishes(path, "kvgraft.parts")]
+"""Packages that stand for a part of the cache, and so know the others."""
+
 REPLAY = ROOT / "plugins" / "replay" / "src"
 """The package that measures the cache, and so reads its books."""
 
-ENGINES = [path for path in PLUGINS if path not in (*COMPONENTS, *STORES, REPLAY)]
+ENGINES = [path for path in PLUGINS if path not in (*COMPONENTS, *STORES, *PARTS, REPLAY)]
 """Packages that embed the cache."""
 
 

@@ -1,4 +1,4 @@
-"""Arrows point inward: cli, testing → cache → tree, admission, transfers → pools → types."""
+"""Arrows point inward: cli → cache → requests → transfers → tree → pools → types."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import sys
 
 import pytest
 
-from kvgraft.assembly import OPTIONAL_PARTS
 from kvgraft.cache import Cache
 
-from .sources import COMPONENTS, CORE, ENGINES, REPLAY, STORES, Module, modules
+from .sources import COMPONENTS, CORE, ENGINES, PLUGINS, REPLAY, STORES, Module, modules
 
 MODULES = modules(CORE)
 NAMES = frozenset(module.name for module in MODULES)
@@ -23,7 +22,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "compiled",
         "contract",
         "config",
+        "entry_points",
         "files",
+        "installing",
+        "optional",
         "terms",
         "reach",
         "rules",
@@ -37,17 +39,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("hookspecs",),
     ("tree",),
     ("packages",),
-    ("transfers", "storage"),
+    ("transfers",),
     ("requests",),
-    ("admission", "storage_tier", "events", "arena"),
+    ("parts",),
+    ("admission",),
     ("no_storage", "tracing"),
     ("parts_factory",),
-    ("guard",),
     ("assembly",),
     ("serving",),
     ("cache",),
-    ("testing", "scaffold"),
-    ("cli", "pytest_plugin"),
+    ("cli",),
 )
 """A layer imports itself and layers above it in this list."""
 
@@ -64,16 +65,18 @@ OPEN_TO_PLUGINS = {
     "kvgraft.cli.cache_options",
     "kvgraft.cli.sizes",
     "kvgraft.config",
-    "kvgraft.events",
     "kvgraft.files",
+    "kvgraft.parts",
     "kvgraft.policies",
     "kvgraft.pools",
     "kvgraft.refusals",
+    "kvgraft.sizes",
     "kvgraft.stats",
-    "kvgraft.storage",
-    "kvgraft.testing",
     "kvgraft.tracing",
     "kvgraft.transfers",
+    "kvgraft_observe.events",
+    "kvgraft_storage",
+    "kvgraft_testing",
 }
 """The modules whose names are a plugin's to use."""
 
@@ -102,22 +105,14 @@ def layer(name: str) -> int:
     return found
 
 
-MIXIN = ("kvgraft.guard.operations", "kvgraft.cache")
-"""The operations of a guarded cache stand over a cache's: its type, for type checkers alone."""
-
-
 def running_imports(module: Module) -> set[str]:
-    """Modules of the core that a module imports when it runs; optional parts are the assembly's."""
-    found = module.imports(known=NAMES)
-    if module.name == "kvgraft.assembly":
-        found |= {part.partition(":")[0] for part in OPTIONAL_PARTS.values()}
-    return found
+    """Modules that a module imports when it runs."""
+    return module.imports(known=NAMES)
 
 
 def imports(module: Module) -> set[str]:
     """The same, with those that only type checkers read."""
-    mixin = {imported for importer, imported in [MIXIN] if importer == module.name}
-    return running_imports(module) | module.named_imports(known=NAMES) - mixin
+    return module.named_imports(known=NAMES)
 
 
 def test_a_module_imports_only_its_own_layer_and_those_below() -> None:
@@ -128,10 +123,31 @@ def test_a_module_imports_only_its_own_layer_and_those_below() -> None:
         mine = layer(module.name)
         for imported in sorted(imports(module)):
             if imported == "kvgraft":
-                if mine < layer("kvgraft.testing"):
+                if mine < layer("kvgraft.cli"):
                     wrong.append(f"{module.name} imports the package's root")
             elif imported.startswith("kvgraft.") and layer(imported) > mine:
                 wrong.append(f"{module.name} imports {imported}, which is above it")
+    assert wrong == []
+
+
+def test_the_core_imports_no_package_of_a_part() -> None:
+    for module in MODULES:
+        foreign = {each for each in imports(module) if each.startswith("kvgraft_")}
+        assert not foreign, f"{module.name} imports {sorted(foreign)}"
+
+
+def test_a_package_imports_only_packages_that_its_metadata_names() -> None:
+    wrong = []
+    for source in PLUGINS:
+        metadata = (source.parent / "pyproject.toml").read_text(encoding="utf-8")
+        own = source.parent.name
+        for module in modules(source):
+            for imported in module.imports(known=frozenset()):
+                package = re.match(r"kvgraft_([a-z0-9]+)", imported)
+                if package is None or package[1] == own:
+                    continue
+                if f'"kvgraft-{package[1]}' not in metadata:
+                    wrong.append(f"{module.name} imports {imported}")
     assert wrong == []
 
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 
-from kvgraft.assembly import OPTIONAL_PARTS
+from kvgraft.entry_points import published
+from kvgraft.optional import PARTS, PARTS_GROUP, load_part
 
+from ..commands import ROOT
 from .sources import CORE, modules
 
 NOT_TO_SERVE = (
-    *("kvgraft.storage.", "kvgraft.storage_tier.", "kvgraft.guard.", "kvgraft.testing."),
-    *(
-        "kvgraft.events.",
-        "kvgraft.arena.",
-        "kvgraft.devices.accelerator.",
-        "kvgraft.devices.simulated.",
-        "kvgraft.transfers.streams.",
-        "kvgraft.scaffold.",
-        "kvgraft.cli.",
-    ),
+    *("kvgraft_storage.", "kvgraft_guard.", "kvgraft_testing.", "kvgraft_observe."),
+    *("kvgraft_arena.", "kvgraft_accelerator.", "kvgraft.cli."),
     *("click.", "rich.", "jinja2.", "hypothesis.", "pytest."),
 )
 """Packages that a plain cache on the CPU never needs."""
@@ -62,10 +56,29 @@ def test_a_plain_cache_serves_without_storage_guard_tests_or_the_command() -> No
     assert [name for name in loaded if f"{name}.".startswith(NOT_TO_SERVE)] == []
 
 
-@pytest.mark.parametrize("part", OPTIONAL_PARTS)
-def test_an_optional_part_can_be_built(part: str) -> None:
-    module, _, name = OPTIONAL_PARTS[part].partition(":")
-    assert callable(getattr(import_module(module), name))
+def folders(part: str) -> list[str]:
+    """The packages that bring a part, as its message names them; the last one is the part's."""
+    (first, *others) = PARTS[part]
+    if not first.endswith(".txt"):
+        return [first, *others]
+    lines = (ROOT / first).read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix("./") for line in lines if line.startswith("./plugins/")]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_found_by_its_entry_point(part: str) -> None:
+    assert callable(load_part(part))
+    (brought,) = (each for each in published(PARTS_GROUP) if each.name == part)
+    assert folders(part)[-1] == f"plugins/{brought.distribution.removeprefix('kvgraft-')}"
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_is_named_with_all_packages_that_it_needs(part: str) -> None:
+    """pip finds none of ours by itself, so the message lists them."""
+    *before, last = folders(part)
+    metadata = (ROOT / last / "pyproject.toml").read_text(encoding="utf-8")
+    needed = set(re.findall(r'"kvgraft-([a-z0-9]+)>=', metadata))
+    assert {f"plugins/{name}" for name in needed} == {*before}
 
 
 def test_the_core_imports_a_module_by_name_in_few_places() -> None:
@@ -79,8 +92,18 @@ def test_the_core_imports_a_module_by_name_in_few_places() -> None:
     assert found == {
         "kvgraft",
         "kvgraft.packages.policies",
-        "kvgraft.parts_factory",
         "kvgraft.pools",
-        "kvgraft.testing",
-        "kvgraft.testing.clauses.versions",
     }
+
+
+def test_a_cache_imports_no_component_that_it_does_not_name() -> None:
+    code = (
+        "import sys; from kvgraft import Cache\n"
+        "Cache.open(['full'], device_tokens=4096).close()\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert {name for name in loaded if name.startswith("kvgraft")} == {"kvgraft", "kvgraft_full"}

@@ -19,7 +19,7 @@ ALL = modules(CORE, *PLUGINS)
 NEEDS = {
     "kvgraft_vllm.tier": "vllm",
     "kvgraft_sglang.backend": "sglang",
-    "kvgraft.devices.accelerator.kernels": "triton",
+    "kvgraft_accelerator.kernels": "triton",
 }
 """Modules that only an engine imports, or that an optional dependency brings."""
 
@@ -113,6 +113,6 @@ def private_reads(module: Module) -> Iterator[str]:
 
 
 def test_the_guard_reads_no_private_field() -> None:
-    guard = [module for module in ALL if module.name.startswith("kvgraft.guard")]
+    guard = [module for module in ALL if module.name.startswith("kvgraft_guard")]
     assert guard
     assert [read for module in guard for read in private_reads(module)] == []

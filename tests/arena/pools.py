@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from kvgraft import Cache, CacheConfig, TokenKey
-from kvgraft.arena import Arena
 from kvgraft.config import parse_config
 from kvgraft.requests.request import Request
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Tier
+from kvgraft_arena import Arena
 
 __all__ = ["MIXED", "PAGE", "arena_of", "opened", "prefilled"]
 
@@ -35,7 +35,8 @@ def opened(
 
 def arena_of(cache: Cache, tier: Tier = Tier.DEVICE) -> Arena:
     assert cache.arenas is not None
-    return cache.arenas.by_tier[tier]
+    arena: Arena = cache.arenas.by_tier[tier]
+    return arena
 
 
 def prefilled(cache: Cache, first: int, n_tokens: int, reserve: int = 0) -> Request:

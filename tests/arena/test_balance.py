@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from kvgraft import Cache, TokenKey
-from kvgraft.arena.shadows import Shadow
-from kvgraft.arena.sums import PageSums
+from kvgraft_arena.shadows import Shadow
+from kvgraft_arena.sums import PageSums
 
 from .pools import PAGE, arena_of, opened, prefilled
 

@@ -52,7 +52,7 @@ def test_an_added_command_is_listed_and_runs(distribution: Distribution) -> None
     ("source", "reason"),
     [
         ("raise ImportError('no such engine')", "ImportError: no such engine"),
-        ("hello = 3", "addon:hello is no command"),
+        ("hello = 3", "an int is no command"),
         ("import sys; sys.exit(7)", "SystemExit: 7"),
     ],
 )
@@ -70,5 +70,12 @@ def test_a_broken_one_takes_nothing_down_and_names_its_fault(
 
 
 def test_the_cores_own_command_wins(distribution: Distribution) -> None:
-    path = distribution("raise ImportError('never asked')", check="addon:check")
-    assert "Run the contract suite" in kvgraft(path, "--help").stdout
+    path = distribution("raise ImportError('never asked')", doctor="addon:doctor")
+    assert "Say what is installed here" in kvgraft(path, "--help").stdout
+
+
+def test_a_command_of_two_distributions_names_both(distribution: Distribution) -> None:
+    path = distribution(GOOD, check="addon:hello")
+    done = kvgraft(path, "check", "full")
+    assert done.returncode == 1
+    assert "published by addon and kvgraft-testing; uninstall all but one" in done.stderr

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.devices.accelerator import kernels
-from kvgraft.devices.fragments import Fragmenter, Fragments
 from kvgraft.devices.rows import PlaneCopy
 from kvgraft.pools.copies import run_copy
+from kvgraft_accelerator import kernels
+from kvgraft_accelerator.fragments import Fragmenter, Fragments
 
 __all__ = ["copies", "widths"]
 

@@ -11,8 +11,8 @@ from kvgraft.cache import Cache
 from kvgraft.errors import TransferError
 from kvgraft.pools.device import DevicePool
 from kvgraft.requests.request import Request
-from kvgraft.transfers import streams
 from kvgraft.transfers.journal import Journal
+from kvgraft_accelerator import streams
 
 from ..mutants.cores_held_out import edited
 

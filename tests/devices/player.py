@@ -18,12 +18,12 @@ from kvgraft import CacheConfig, Tier, TokenKey, WritePolicy
 from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import GuardMode
-from kvgraft.devices.accelerator import Accelerator
 from kvgraft.devices.runtime import SIMULATED
-from kvgraft.devices.simulated import SimulatedDevice
 from kvgraft.requests.request import Request
-from kvgraft.transfers.streams import StreamTicket
 from kvgraft.tree.component import TreeComponent
+from kvgraft_accelerator import Accelerator
+from kvgraft_accelerator.streams import StreamTicket
+from kvgraft_testing.simulated import SimulatedDevice
 
 __all__ = ["COMPONENTS", "Draw", "Player"]
 

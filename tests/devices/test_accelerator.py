@@ -24,14 +24,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft import Cache, ConfigError
-from kvgraft.devices.accelerator.ways import FEWEST, Ways, parted
-from kvgraft.devices.cuda_driver import CudaDriver
-from kvgraft.devices.fragments import Fragmenter, Fragments
 from kvgraft.devices.rows import PlaneCopy
 from kvgraft.devices.runtime import CopySizes
 from kvgraft.packages.registry import discover, select
 from kvgraft.pools.copies import run_copy
-from kvgraft.testing.checking import Checker
+from kvgraft_accelerator.cuda_driver import CudaDriver
+from kvgraft_accelerator.fragments import Fragmenter, Fragments
+from kvgraft_accelerator.ways import FEWEST, Ways, parted
+from kvgraft_testing.checking import Checker
 
 from ..acceptance.__main__ import contracts
 from ..commands import KVGRAFT, ROOT, run

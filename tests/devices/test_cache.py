@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvgraft import Cache, ContractViolation, TokenKey, WritePolicy
 from kvgraft.config import GuardMode
-from kvgraft.devices.simulated import SimulatedDevice, Unordered
 from kvgraft.types import Direction
+from kvgraft_testing.simulated import SimulatedDevice, Unordered
 
 from .mutants import LEGAL, MUTANTS
 from .player import Draw, Player

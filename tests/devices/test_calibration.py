@@ -10,14 +10,14 @@ import pytest
 import torch
 
 from kvgraft import ConfigError
-from kvgraft.devices.accelerator.calibration import (
+from kvgraft.devices.runtime import CopySizes
+from kvgraft_accelerator.calibration import (
     crossover,
     folder,
     given_sizes,
     identity,
     kept,
 )
-from kvgraft.devices.runtime import CopySizes
 
 KEY = {"device": "a GPU", "unit": "0", "driver": "13000", "torch": "2.13.0"}
 FOUND = CopySizes(straight_nbytes=1 << 14, batched_nbytes=1 << 15)

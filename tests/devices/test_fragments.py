@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft.devices import PlaneCopy
-from kvgraft.devices.fragments import Fragmenter
 from kvgraft.pools.copies import run_copy
+from kvgraft_accelerator.fragments import Fragmenter
 
 N_ROWS = 12
 

@@ -8,8 +8,8 @@ import hypothesis
 import pytest
 import torch
 
-from kvgraft.testing.machine import Setup, drive, references, setup_for
-from kvgraft.testing.machine.memory import spoil
+from kvgraft_testing.machine import Setup, drive, references, setup_for
+from kvgraft_testing.machine.memory import spoil
 
 from .mutants import MUTANTS
 from .player import COMPONENTS

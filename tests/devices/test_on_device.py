@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from kvgraft import Cache, WritePolicy
-from kvgraft.devices.accelerator import Accelerator
-from kvgraft.devices.accelerator.ways import Ways
 from kvgraft.devices.rows import PlaneCopy
 from kvgraft.devices.runtime import CopySizes, Purpose
 from kvgraft.pools.copies import run_copy
+from kvgraft_accelerator import Accelerator
+from kvgraft_accelerator.ways import Ways
 
 from ..gpu import accelerator
 from .torch_player import TorchPlayer

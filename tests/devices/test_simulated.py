@@ -7,7 +7,7 @@ import torch
 
 from kvgraft import ContractViolation, TransferError
 from kvgraft.devices import PlaneCopy, Purpose
-from kvgraft.devices.simulated import DeviceTensor, SimulatedDevice
+from kvgraft_testing.simulated import DeviceTensor, SimulatedDevice
 
 ROWS = torch.arange(4)
 

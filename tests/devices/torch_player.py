@@ -13,8 +13,8 @@ import numpy.typing as npt
 import torch
 
 from kvgraft import WritePolicy
-from kvgraft.devices.accelerator import Accelerator
-from kvgraft.transfers.streams import StreamTicket
+from kvgraft_accelerator import Accelerator
+from kvgraft_accelerator.streams import StreamTicket
 
 from .player import Player
 

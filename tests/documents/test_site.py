@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import kvgraft
-from kvgraft import Cache, Request, StorageTier
+from kvgraft import Cache, Request
+from kvgraft_storage.tier import StorageTier
 
 from ..architecture.sources import CORE
 from ..architecture.test_imports import layer
@@ -76,7 +77,7 @@ def test_the_architecture_has_a_paragraph_for_every_room() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     told = re.findall(r"^- \*\*`(\w+)/`\*\* \w", text, re.MULTILINE)
     assert len(told) == len(set(told))
-    assert {*told} == folders | {"scaffold"}
+    assert {*told} == folders
 
 
 def test_every_module_that_the_architecture_names_exists() -> None:
@@ -93,7 +94,7 @@ def test_the_house_has_every_room_on_its_floor() -> None:
     core = CORE / "kvgraft"
     folders = {path.name for path in core.iterdir() if (path / "__init__.py").exists()}
     drawn = {room for rooms in floors for room in rooms if (core / room).is_dir()}
-    assert drawn - {"scaffold"} == folders
+    assert drawn == folders
     heights = [[layer(f"kvgraft.{Path(room).stem}") for room in rooms] for rooms in floors]
     assert all(min(high) >= max(low) for high, low in itertools.pairwise(heights))
 

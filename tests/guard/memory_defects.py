@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kvgraft import Cache
-from kvgraft.arena import moving
-from kvgraft.arena.extents import Arena
 from kvgraft.pools.device import DevicePool
+from kvgraft_arena import moving
+from kvgraft_arena.extents import Arena
 
 from ..arena.pools import PAGE, opened, prefilled
 from .defect import breaks

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgraft import StorageSettings, StorePolicy, Tier, TokenKey
-from kvgraft.storage_tier import fetching
-from kvgraft.storage_tier.fetching import Fetch
-from kvgraft.storage_tier.inventory import Inventory, Mask
-from kvgraft.storage_tier.naming import Asked, Naming
-from kvgraft.storage_tier.prefetching import Prefetching
-from kvgraft.storage_tier.slabs import Rows, Slabs
-from kvgraft.storage_tier.tier import StorageTier
-from kvgraft.testing.storage import MemoryBackend
-from kvgraft.tree.arriving import Arrival, arrive
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
+from kvgraft_storage.tier import fetching
+from kvgraft_storage.tier.arriving import Arrival, arrive
+from kvgraft_storage.tier.fetching import Fetch
+from kvgraft_storage.tier.inventory import Inventory, Mask
+from kvgraft_storage.tier.naming import Asked, Naming
+from kvgraft_storage.tier.prefetching import Prefetching
+from kvgraft_storage.tier.slabs import Rows, Slabs
+from kvgraft_storage.tier.tier import StorageTier
+from kvgraft_testing.storage import MemoryBackend
 
 from ..storage_tier.shelf import step_by_step
 from .defect import breaks

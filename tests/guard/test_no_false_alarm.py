@@ -12,9 +12,9 @@ import torch
 from kvgraft import Cache, ConfigError, LeaseError, PluginHookError, TokenKey
 from kvgraft.admission.decision import Outcome
 from kvgraft.config import GuardMode
-from kvgraft.guard.watching import Guard
 from kvgraft.requests.parts import Due
 from kvgraft.types import Direction
+from kvgraft_guard.watching import Guard
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay
 from kvgraft_replay.synthetic import synthetic_workload

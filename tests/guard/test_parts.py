@@ -9,14 +9,14 @@ import pytest
 
 from kvgraft import Cache, CacheConfig, TokenKey
 from kvgraft.config import GuardMode
-from kvgraft.guard import GuardedPartsFactory
 from kvgraft.parts_factory import PartsFactory
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
-from kvgraft.storage_tier.prefetching import Prefetching
-from kvgraft.storage_tier.storing import Storing
 from kvgraft.transfers import Journal, TransferEngine
 from kvgraft.tree.tree import Tree
+from kvgraft_guard import GuardedPartsFactory
+from kvgraft_storage.tier.prefetching import Prefetching
+from kvgraft_storage.tier.storing import Storing
 
 from ..storage_tier.shelf import AT_ONCE, Shelf, settings, tier_of
 from .scene import LONGER, PROMPT, Scene

@@ -12,12 +12,12 @@ import pytest
 
 from kvgraft import Cache, ConfigError, ContractViolation, Demand, TokenKey, hookimpl
 from kvgraft.config import GuardMode, parse_config
-from kvgraft.guard import HookGuard
-from kvgraft.guard.operations import GuardedOperations
 from kvgraft.packages.dispatch import BOUND_HOOKS
 from kvgraft.requests.eviction import Evictor
 from kvgraft.transfers import Journal
 from kvgraft.tree.tree import Tree
+from kvgraft_guard import HookGuard
+from kvgraft_guard.operations import GuardedOperations
 
 from ..serving.own_parts import override, own_parts
 from .scene import PROMPT, Scene
@@ -49,7 +49,7 @@ def test_off_the_guard_is_not_even_loaded() -> None:
     code = (
         "import sys; from kvgraft import Cache\n"
         "Cache.open(['full'], device_tokens=1024).close()\n"
-        "assert not any(name.startswith('kvgraft.guard') for name in sys.modules)\n"
+        "assert not any(name.startswith('kvgraft_guard') for name in sys.modules)\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False

@@ -1,4 +1,4 @@
-"""The cache against the brute-force model that `kvgraft.testing.machine` ships.
+"""The cache against the brute-force model that `kvgraft_testing.machine` ships.
 
 setups      the built-in components and third-party ones, as sets
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgraft import Chunk, ChunkedLocal, Everything, Leading, Reach, Trailing
 from kvgraft.packages.registry import Plugin
-from kvgraft.testing.machine import (
+from kvgraft_testing.machine import (
     Options,
     Setup,
     Sizes,

@@ -23,7 +23,7 @@ from kvgraft import (
 )
 from kvgraft.config import WritePolicy
 from kvgraft.packages.registry import Plugin
-from kvgraft.testing.machine import (
+from kvgraft_testing.machine import (
     MACHINE_RULES,
     CacheMachine,
     Drive,
@@ -34,21 +34,21 @@ from kvgraft.testing.machine import (
     setup_for,
     state_plugin,
 )
-from kvgraft.testing.machine.brute_force import ModelComponent, Part
-from kvgraft.testing.machine.deriving import model_components
-from kvgraft.testing.machine.driving import DECLARED
-from kvgraft.testing.machine.engines import PromptedTransferEngine
-from kvgraft.testing.machine.examples import Rule
-from kvgraft.testing.machine.setups import open_cache
-from kvgraft.testing.machine.sizes import Sizes
-from kvgraft.testing.machine.unrolling import unrolled
+from kvgraft_testing.machine.brute_force import ModelComponent, Part
+from kvgraft_testing.machine.deriving import model_components
+from kvgraft_testing.machine.driving import DECLARED
+from kvgraft_testing.machine.engines import PromptedTransferEngine
+from kvgraft_testing.machine.examples import Rule
+from kvgraft_testing.machine.setups import open_cache
+from kvgraft_testing.machine.sizes import Sizes
+from kvgraft_testing.machine.unrolling import unrolled
 
 from ..commands import ROOT
 from . import oddities
 from .setups import OPTIONS, WINDOW
 
 SHORT = settings(derandomize=True, max_examples=10, stateful_step_count=40)
-MACHINE = ROOT / "core" / "src" / "kvgraft" / "testing" / "machine"
+MACHINE = ROOT / "plugins" / "testing" / "src" / "kvgraft_testing" / "machine"
 
 
 def too_long(component: object, view: object) -> ComponentMatch:

@@ -8,7 +8,10 @@ import pytest
 from hypothesis import settings
 
 from kvgraft.errors import ContractViolation
-from kvgraft.testing.machine import (
+from kvgraft.tree.lifetimes import Lifetimes
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
+from kvgraft_testing.machine import (
     BY_AGE_UNLEARNT,
     BY_NAMESPACE,
     BY_PRIORITY,
@@ -16,11 +19,8 @@ from kvgraft.testing.machine import (
     Sizes,
     drive,
 )
-from kvgraft.testing.machine.harness import Harness
-from kvgraft.testing.policies import check_policy
-from kvgraft.tree.lifetimes import Lifetimes
-from kvgraft.tree.tree import Tree
-from kvgraft.types import Tier
+from kvgraft_testing.machine.harness import Harness
+from kvgraft_testing.policies import check_policy
 
 from .setups import SETUPS
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from kvgraft.config import LoadModel, WritePolicy
-from kvgraft.testing.machine.machine import machine_for
 from kvgraft.types import Tier
+from kvgraft_testing.machine.machine import machine_for
 
 from .setups import BROAD, LEAN, LOCAL, SETUPS, with_tenants
 

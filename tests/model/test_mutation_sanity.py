@@ -10,13 +10,13 @@ import pytest
 from kvgraft import Everything, Reach, Trailing
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
-from kvgraft.testing.machine import Sizes, paged_plugin, references, setup_for
-from kvgraft.testing.machine.engines import Wait
-from kvgraft.testing.machine.harness import Harness
 from kvgraft.tree import operations
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+from kvgraft_testing.machine import Sizes, paged_plugin, references, setup_for
+from kvgraft_testing.machine.engines import Wait
+from kvgraft_testing.machine.harness import Harness
 
 from ..mutants.cores import recency_is_not_lifted
 from .setups import OPTIONS

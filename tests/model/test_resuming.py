@@ -7,10 +7,10 @@ import pytest
 from kvgraft import Everything, Reach, Trailing
 from kvgraft.errors import ContractViolation
 from kvgraft.requests.page_slots import PageSlots
-from kvgraft.testing.machine import Sizes, paged_plugin, setup_for
-from kvgraft.testing.machine.harness import Harness
-from kvgraft.testing.machine.live import Live
 from kvgraft.tree import inserting
+from kvgraft_testing.machine import Sizes, paged_plugin, setup_for
+from kvgraft_testing.machine.harness import Harness
+from kvgraft_testing.machine.live import Live
 
 from .setups import SETUPS
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 
-from kvgraft.testing.machine import Drive, drive
+from kvgraft_testing.machine import Drive, drive
 
 from .setups import SETUPS
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvgraft.errors import ContractViolation
-from kvgraft.testing.machine import Sizes
-from kvgraft.testing.machine.harness import Harness
 from kvgraft.tree.tenants import TenantLedger
+from kvgraft_testing.machine import Sizes
+from kvgraft_testing.machine.harness import Harness
 
 from .setups import SETUPS
 

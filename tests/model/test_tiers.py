@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvgraft.testing.machine.brute_force import Prefix
-from kvgraft.testing.machine.observing import Held, NodeView, Snapshot
-from kvgraft.testing.machine.tiers import cut_nodes, vanished
+from kvgraft_testing.machine.brute_force import Prefix
+from kvgraft_testing.machine.observing import Held, NodeView, Snapshot
+from kvgraft_testing.machine.tiers import cut_nodes, vanished
 
 PAGES: list[Prefix] = [(None, tuple(range(end))) for end in (4, 8, 12)]
 BELOW: Prefix = (None, (*range(12), 99, 99, 99, 99))

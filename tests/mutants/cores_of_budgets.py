@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvgraft.arena import extents, holders, moving
 from kvgraft.pools import resizing
 from kvgraft.tree import ledger
+from kvgraft_arena import extents, holders, moving
 
 from .cores import mutant
 from .cores_held_out import Defect, edited

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvgraft.events import EventStream, Recorder
-from kvgraft.events.pages import Pages, Run
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.types import Tier
+from kvgraft_observe.events import EventStream, Recorder
+from kvgraft_observe.events.pages import Pages, Run
 
 from .cores import Patch, mutant
 
@@ -62,7 +62,7 @@ def data_leaves_the_wrong_tier(patch: Patch) -> None:
 
 @mutant("everything", "V2", "V1")
 def namespaces_are_told_as_one(patch: Patch) -> None:
-    patch.setattr("kvgraft.events.recording.Run", lambda _, *given: Run(None, *given))
+    patch.setattr("kvgraft_observe.events.recording.Run", lambda _, *given: Run(None, *given))
 
 
 @mutant("everything", "V2", "V1")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgraft.cache import Cache
-from kvgraft.events import Recorder
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.pins import Pin, Pins
 from kvgraft.requests.request import Request
@@ -14,6 +13,7 @@ from kvgraft.tree import clearing, pinning
 from kvgraft.tree.clearing import Sweeper
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
+from kvgraft_observe.events import Recorder
 
 from .cores import Patch, mutant
 

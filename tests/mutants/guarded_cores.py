@@ -16,7 +16,7 @@ class BadCore(NamedTuple):
 
     Attributes:
         rules: the rules it breaks, and others a guard may rightly name for it.
-        module: below `core/src/kvgraft`.
+        module: below `core/src/kvgraft`, or from `plugins` on.
         old, new: a text that stands once in the module, and its replacement.
     """
 
@@ -488,26 +488,26 @@ GUARDED_CORES: dict[str, BadCore] = {
     # -- storage
     "page hashes are not chained": BadCore(
         ("S8", "T10"),
-        "storage_tier/naming.py",
+        "plugins/storage/src/kvgraft_storage/tier/naming.py",
         "parent = page_hash(parent, tokens[start : start + size])\n"
         "            found.append(parent)",
         "found.append(page_hash(parent, tokens[start : start + size]))",
     ),
     "states are stored under the first page of their node": BadCore(
         ("S8", "S9"),
-        "storage_tier/storing.py",
+        "plugins/storage/src/kvgraft_storage/tier/storing.py",
         "np.arange(first, node.end)",
         "np.arange(node.start, node.start + node.end - first)",
     ),
     "pages that arrive change places": BadCore(
         ("S5", "S9", "S4"),
-        "tree/arriving.py",
+        "plugins/storage/src/kvgraft_storage/tier/arriving.py",
         "arrival.slots[component.index][first:last].tobytes()",
         "arrival.slots[component.index][first:last][::-1].tobytes()",
     ),
     "a prefetch keeps its unpublished slots": BadCore(
         ("S5", "T8", "R2"),
-        "storage_tier/fetching.py",
+        "plugins/storage/src/kvgraft_storage/tier/fetching.py",
         "            self._free(component, arrived)\n",
         "            each = self.context.slabs.nbytes[component.index]\n"
         "            self.nbytes -= each * self.slots[component.index][arrived].size\n"
@@ -515,7 +515,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a prefetch does not pin where it begins": BadCore(
         ("S1", "L8"),
-        "storage_tier/fetching.py",
+        "plugins/storage/src/kvgraft_storage/tier/fetching.py",
         "tree.hold(self.key.namespace)\n        self.phase = Phase.LOOKING",
         "tree.hold(self.key.namespace)\n        let_go_of_host(tree, self.receipt)\n"
         "        self.receipt = hold_host(tree, tree.root(self.key.namespace))\n"

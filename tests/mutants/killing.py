@@ -11,10 +11,10 @@ from hypothesis import settings
 from kvgraft import Component, Demand, DemandQuery, Everything, Reach, Tier
 from kvgraft.errors import PluginError
 from kvgraft.packages.registry import Plugin, load_plugin
-from kvgraft.testing import CLAUSES, Result, Status
-from kvgraft.testing.checking import Checker
-from kvgraft.testing.machine import machine_for, references, search, setup_for
 from kvgraft.transfers import pair_planes
+from kvgraft_testing import CLAUSES, Result, Status
+from kvgraft_testing.checking import Checker
+from kvgraft_testing.machine import machine_for, references, search, setup_for
 
 from .cores import CoreMutant
 from .packages import Package, paged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvgraft.testing import CLAUSES
+from kvgraft_testing import CLAUSES
 
 from . import cores_of_budgets as _budgets  # noqa: F401 - fills CORES
 from . import cores_of_events as _events  # noqa: F401 - fills CORES

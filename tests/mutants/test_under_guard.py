@@ -9,7 +9,7 @@ import pytest
 
 from ..commands import ROOT, run
 from .guarded_cores import GUARDED_CORES
-from .under_guard import CORE, TABLE, patched
+from .under_guard import TABLE, patched, source_of
 
 AT_LEAST = 0.6
 """Share of the bad cores that the guard finds."""
@@ -56,7 +56,7 @@ def test_the_guard_finds_most_bad_cores_in_busy_replays() -> None:
 @pytest.mark.parametrize("name", GUARDED_CORES)
 def test_a_bad_core_is_the_core_with_a_text_replaced(name: str) -> None:
     core = GUARDED_CORES[name]
-    source = (CORE / core.module).read_text(encoding="utf-8")
+    source = source_of(core).read_text(encoding="utf-8")
     compile(patched(source, core), core.module, "exec")
 
 

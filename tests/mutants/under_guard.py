@@ -25,6 +25,8 @@ __all__ = ["Verdict", "judge", "main", "written"]
 
 ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "kvgraft"
+PLUGINS = sorted(ROOT.glob("plugins/*/src"))
+GUARD = ROOT / "plugins" / "guard" / "src" / "kvgraft_guard"
 LONGEST_S = 240.0
 NAMES = ("sessions", "stored", "windows")
 TABLE = ROOT / "docs" / "guard-mutants.md"
@@ -69,6 +71,11 @@ class _Patched(importlib.machinery.SourceFileLoader):
         return self.source_to_code(patched(source, self.core).encode(), self.path)
 
 
+def source_of(core: BadCore) -> Path:
+    """The file that a bad core replaces."""
+    return (ROOT if core.module.startswith("plugins/") else CORE) / core.module
+
+
 def patched(source: str, core: BadCore) -> str:
     """The module's source with the defect in it."""
     if source.count(core.old) != 1:
@@ -81,15 +88,17 @@ def patched(source: str, core: BadCore) -> str:
 class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, core: BadCore) -> None:
         self.core = core
-        dotted = core.module.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-        self.name = f"kvgraft.{dotted}"
+        self.path = source_of(core)
+        (below,) = (each for each in (CORE.parent, *PLUGINS) if self.path.is_relative_to(each))
+        dotted = ".".join(self.path.relative_to(below).with_suffix("").parts)
+        self.name = dotted.removesuffix(".__init__")
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self.name:
             return None
-        where = str(CORE / self.core.module)
+        where = str(self.path)
         loader = _Patched(fullname, where, self.core)
         return importlib.util.spec_from_file_location(fullname, where, loader=loader)
 
@@ -97,12 +106,12 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _by_the_guard(error: BaseException) -> bool:
     """Whether the guard raised it, or the recomputation of the books that it asked for."""
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    guard = [at for at, path in enumerate(frames) if path.parent == CORE / "guard"]
+    guard = [at for at, path in enumerate(frames) if path.parent == GUARD]
     checks = [at for at, path in enumerate(frames) if path == CORE / "tree" / "integrity.py"]
     if not guard:
         return False
     asked = any(
-        frame.name == "_check_all" and Path(frame.filename).parent == CORE / "guard"
+        frame.name == "_check_all" and Path(frame.filename).parent == GUARD
         for frame in traceback.extract_tb(error.__traceback__)
     )
     return guard[-1] == len(frames) - 1 or asked or bool(checks)

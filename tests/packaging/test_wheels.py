@@ -20,6 +20,7 @@ Environments = Callable[..., Environment]
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
+PARTS = ("testing", "guard", "storage", "accelerator", "arena", "observe")
 
 
 def listed(environment: Environment) -> list[dict[str, Any]]:
@@ -29,7 +30,7 @@ def listed(environment: Environment) -> list[dict[str, Any]]:
 
 
 def test_there_is_a_wheel_of_every_distribution_and_version(wheels: dict[str, Path]) -> None:
-    names = (*COMPONENTS, *STORES, "replay", "observe", "transformers", "vllm", "sglang")
+    names = (*COMPONENTS, *STORES, *PARTS, "replay", "transformers", "vllm", "sglang")
     assert wheels.keys() == {"kvgraft", *(f"kvgraft-{name}" for name in names)}
     assert {path.name.split("-")[1] for path in wheels.values()} == {kvgraft.__version__}
 
@@ -110,17 +111,48 @@ def test_the_core_alone_says_that_no_component_is_installed(environment: Environ
         "no component is installed; install a component package"
         in core.kvgraft("components").stdout
     )
-    refused = core.kvgraft("check", "full")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("kvgraft: ")
-    assert refused.stderr.count("\n") == 1
-    refused = core.kvgraft("replay", "--synthetic", "chat")
-    assert (refused.returncode, refused.stderr) == (2, NO_REPLAY)
-    refused = core.kvgraft("storage", "stats", "file:.")
-    assert (refused.returncode, refused.stderr) == (2, f"kvgraft: {NO_FILE_STORE}")
+    for command, stderr in (
+        (("check", "full"), NO_SUITE),
+        (("replay", "--synthetic", "chat"), NO_REPLAY),
+        (("storage", "stats", "file:."), NO_STORAGE),
+        (("doctor", "file:."), NO_TIER),
+    ):
+        refused = core.kvgraft(*command)
+        assert (refused.returncode, refused.stderr) == (2, stderr)
+
+
+def test_a_part_that_is_not_installed_is_named_with_the_way_to_get_it(
+    environment: Environments,
+) -> None:
+    made = environment("kvgraft", "kvgraft-full")
+    for settings, part, folders in (
+        ("guard='on'", "guard", "./plugins/storage ./plugins/guard"),
+        ("device_memory='50MB'", "memory", "./plugins/arena"),
+        (
+            "host_tokens=4096, storage={'model': 'm', 'weights': '1'}",
+            "storage",
+            "./plugins/storage",
+        ),
+        ("device='simulated'", "simulated", "-r plugins/testing/requirements.txt"),
+    ):
+        sizes = "" if "device_memory" in settings else "device_tokens=4096, "
+        done = made.run_python(f"import kvgraft; kvgraft.Cache.open(['full'], {sizes}{settings})")
+        assert done.stderr.splitlines()[-1] == (
+            f"kvgraft.errors.ConfigError: part {part!r} is not installed; in a clone of kvgraft, "
+            f"pip install {folders}"
+        )
 
 
 ADVICE = "in a clone of kvgraft, pip install ./plugins"
+NO_SUITE = (
+    "kvgraft: command 'check' is not installed; in a clone of kvgraft, "
+    "pip install -r plugins/testing/requirements.txt\n"
+)
+NO_STORAGE = f"kvgraft: command 'storage' is not installed; {ADVICE}/storage\n"
+NO_TIER = (
+    "kvgraft: doctor file:.: stores are looked at by a package that is not installed; "
+    f"{ADVICE}/storage\n"
+)
 NO_REPLAY = f"kvgraft: command 'replay' is not installed; {ADVICE}/replay\n"
 NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/file\n"
 
@@ -129,7 +161,7 @@ NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/fil
 def test_without_their_packages_replay_and_the_file_store_name_them(
     environment: Environments,
 ) -> None:
-    made = environment("kvgraft", "kvgraft-full")
+    made = environment("kvgraft", "kvgraft-storage", "kvgraft-full")
     refused = made.kvgraft("replay", "--synthetic", "chat")
     assert (refused.returncode, refused.stderr) == (2, NO_REPLAY)
     assert "replay" not in made.kvgraft("--help").stdout
@@ -170,9 +202,9 @@ def test_all_components_together_replay_from_their_wheels(environment: Environme
 def test_a_store_alone_with_the_core_is_found_without_its_client_and_removed_cleanly(
     environment: Environments, store: str
 ) -> None:
-    alone = environment("kvgraft", f"kvgraft-{store}")
+    alone = environment("kvgraft", "kvgraft-storage", f"kvgraft-{store}")
     code = (
-        "import sys; from kvgraft.storage import discover_storage\n"
+        "import sys; from kvgraft_storage import discover_storage\n"
         "print(*sorted(each.name for each in discover_storage()))\n"
         "clients = {'glide_sync', 'obstore', 'mooncake', 'torch'} & {*sys.modules}\n"
         "assert not clients, clients\n"

@@ -10,15 +10,15 @@ from typing import Any, ClassVar
 
 import pytest
 
+from kvgraft.entry_points import Published
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.packages import policies as packages
-from kvgraft.packages.entry_points import Published
 from kvgraft.policies import Hint, Order, Pool, Use
 from kvgraft.policies.density import Density
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import class_of
 from kvgraft.policies.recency import RecencyQueue
-from kvgraft.testing.policies import check_policy
+from kvgraft_testing.policies import check_policy
 
 Entry = tuple[int, Any]
 

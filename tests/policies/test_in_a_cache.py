@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache, ContractViolation, LeaseError, TokenKey
+from kvgraft.entry_points import Published
 from kvgraft.packages import policies
-from kvgraft.packages.entry_points import Published
 from kvgraft.policies import Hint, Pool, Use
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import class_of
 from kvgraft.policies.recency import RecencyQueue
-from kvgraft.storage_tier.fetching import Phase
+from kvgraft_storage.tier.fetching import Phase
 
 from ..serving.setups import installed
 from ..storage_tier.shelf import AT_ONCE, open_cache, step_by_step, stocked, tier_of, until

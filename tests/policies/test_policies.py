@@ -7,12 +7,12 @@ import random
 import pytest
 
 from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft.entry_points import Published
 from kvgraft.packages import policies
-from kvgraft.packages.entry_points import Published
 from kvgraft.packages.policies import BUILT_IN, load_policy
 from kvgraft.policies import Hint
 from kvgraft.policies.lru import LeastRecentlyUsed
-from kvgraft.testing.policies import check_policy
+from kvgraft_testing.policies import check_policy
 
 
 @pytest.mark.parametrize("name", BUILT_IN)

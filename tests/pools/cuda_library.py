@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kvgraft.devices.cuda_driver import CudaDriver
+from kvgraft_accelerator.cuda_driver import CudaDriver
 
 __all__ = ["BLOCK", "SimulatedDriver", "SimulatedLibrary"]
 

@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft import Cache, ConfigError
-from kvgraft.devices import cuda_driver
 from kvgraft.pools import device
-from kvgraft.pools.mapped import MappedSpace
 from kvgraft.pools.reserved import can_reserve
+from kvgraft_accelerator import cuda_driver
+from kvgraft_accelerator.mapped import MappedSpace
 
 from ..arena.pools import PAGE, arena_of, opened, prefilled
 from .cuda_library import BLOCK, SimulatedDriver

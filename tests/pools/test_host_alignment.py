@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvgraft.pools import HostMirror, PlaneSpec
-from kvgraft.storage.memory import is_aligned
+from kvgraft_storage.memory import is_aligned
 
 
 @pytest.mark.parametrize("n_values", [1, 100, 32_767, 32_768, 40_000, 1 << 20])

@@ -13,7 +13,7 @@ from kvgraft import Cache, ConfigError, TokenKey
 from kvgraft.config import parse_config
 from kvgraft.pools import SlotAllocator
 from kvgraft.pools.available import host_available_nbytes
-from kvgraft.storage import open_storage
+from kvgraft_storage import open_storage
 
 GEOMETRY = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 64}
 """1,024 bytes a token."""

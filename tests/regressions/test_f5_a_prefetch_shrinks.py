@@ -8,9 +8,9 @@ import pytest
 
 from kvgraft import ContractViolation, GuardMode, TokenKey
 from kvgraft.requests.eviction import Evictor
-from kvgraft.storage_tier.fetching import Fetch
-from kvgraft.storage_tier.inventory import ANY, Bounds, Plan
 from kvgraft.tree.component import TreeComponent
+from kvgraft_storage.tier.fetching import Fetch
+from kvgraft_storage.tier.inventory import ANY, Bounds, Plan
 
 from ..serving.own_parts import override, own_parts
 from ..serving.server import Server, ledgers

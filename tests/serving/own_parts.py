@@ -7,8 +7,8 @@ from typing import Any
 
 from kvgraft.assembly import parts_of
 from kvgraft.config import CacheConfig, GuardMode
-from kvgraft.guard import GuardedPartsFactory
 from kvgraft.parts_factory import Part, PartsFactory
+from kvgraft_guard import GuardedPartsFactory
 
 __all__ = ["clocked_parts", "given_parts", "override", "own_parts"]
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from kvgraft import Cache, Request, TokenKey
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import Part, StatePart
-from kvgraft.testing.machine.brute_force import BruteForce
-from kvgraft.testing.machine.deriving import model_components
-from kvgraft.testing.machine.observing import observe
+from kvgraft_testing.machine.brute_force import BruteForce
+from kvgraft_testing.machine.deriving import model_components
+from kvgraft_testing.machine.observing import observe
 
 __all__ = ["Pair", "Twins"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from kvgraft.storage import Capabilities, Status, Storage, Value
-from kvgraft.testing.storage import MemoryBackend
+from kvgraft_storage import Capabilities, Status, Storage, Value
+from kvgraft_testing.storage import MemoryBackend
 
 __all__ = ["Hanging", "Raising", "polled"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvgraft.storage import StorageBackend
-from kvgraft.testing.storage import MemoryBackend, StorageContract
+from kvgraft_storage import StorageBackend
+from kvgraft_testing.storage import MemoryBackend, StorageContract
 
 
 def open_memory(directory: Path) -> StorageBackend:

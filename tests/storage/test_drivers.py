@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvgraft.cli.storage import storage as storage_command
 from kvgraft.errors import ConfigError
-from kvgraft.storage import StorageBackend, discover_storage, open_storage
+from kvgraft_storage import StorageBackend, discover_storage, open_storage
+from kvgraft_storage.command import storage as storage_command
 
 SOUND = """
-from kvgraft.storage import StorageDriver, StorageOptions
-from kvgraft.testing.storage import MemoryBackend
+from kvgraft_storage import StorageDriver, StorageOptions
+from kvgraft_testing.storage import MemoryBackend
 
 class Options(StorageOptions):
     capacity: int = 1000

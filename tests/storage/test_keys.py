@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Fingerprint, PageChain
-from kvgraft.storage.canonical import decode, encode, encode_exact
-from kvgraft.storage.keys import page_hash
+from kvgraft_storage import Fingerprint, PageChain
+from kvgraft_storage.canonical import decode, encode, encode_exact
+from kvgraft_storage.keys import page_hash
 
 from ..commands import run
 

@@ -1,4 +1,4 @@
-"""`kvgraft.storage` without a cache: foreign hashes, threads, completions, parts, hints, events."""
+"""`kvgraft_storage` without a cache: foreign hashes, threads, completions, parts, hints, events."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import (
+from kvgraft_storage import (
     Access,
     Address,
     Capabilities,
@@ -25,9 +25,9 @@ from kvgraft.storage import (
     StoreEvent,
     SupervisionLimits,
 )
-from kvgraft.storage.memory import Buffers
-from kvgraft.testing.storage import MemoryBackend
-from kvgraft.testing.storage.traffic import (
+from kvgraft_storage.memory import Buffers
+from kvgraft_testing.storage import MemoryBackend
+from kvgraft_testing.storage.traffic import (
     FINGERPRINT,
     LONGEST_S,
     addresses,
@@ -48,7 +48,7 @@ DIGEST = bytes(range(32))
 
 ALONE = """
 import sys, tempfile
-from kvgraft.storage import Fingerprint, Status, Storage, open_storage
+from kvgraft_storage import Fingerprint, Status, Storage, open_storage
 
 fingerprint = Fingerprint("m", "1", "bf16", 16, {"kv": (8, True)})
 with tempfile.TemporaryDirectory() as directory:
@@ -64,7 +64,7 @@ print(*sys.modules)
 """
 """A store used by itself; prints the modules loaded."""
 
-NOT_NEEDED = ("torch", "kvgraft.cache", "kvgraft.tree", "kvgraft.storage_tier", "kvgraft.requests")
+NOT_NEEDED = ("torch", "kvgraft.cache", "kvgraft.tree", "kvgraft_storage.tier", "kvgraft.requests")
 
 
 def test_a_store_is_used_without_cache_tree_and_torch() -> None:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvgraft.storage import Access, BreakerState, Status, Storage, SupervisionLimits, Value
-from kvgraft.testing.storage import MemoryBackend
-from kvgraft.testing.storage.traffic import (
+from kvgraft_storage import Access, BreakerState, Status, Storage, SupervisionLimits, Value
+from kvgraft_testing.storage import MemoryBackend
+from kvgraft_testing.storage.traffic import (
     FINGERPRINT,
     addresses,
     fetched,

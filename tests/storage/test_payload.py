@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kvgraft.storage import Status
-from kvgraft.storage.payload import (
+from kvgraft_storage import Status
+from kvgraft_storage.payload import (
     FORMAT_VERSION,
     HEADER_NBYTES,
     check,
@@ -15,7 +15,7 @@ from kvgraft.storage.payload import (
     decode_header,
     encode_header,
 )
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses
 
 (PLACE, OTHER) = addresses(2)
 PAYLOAD = random.Random(1).randbytes(1000)
@@ -70,7 +70,7 @@ def test_a_whole_payload_of_another_key_is_stale(header: bytes) -> None:
 
 
 def test_another_format_version_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgraft.storage.payload.FORMAT_VERSION", FORMAT_VERSION + 1)
+    monkeypatch.setattr("kvgraft_storage.payload.FORMAT_VERSION", FORMAT_VERSION + 1)
     newer = encode_header(PLACE, FINGERPRINT.digest, PAYLOAD)
     monkeypatch.undo()
     assert status(newer) is Status.STALE

@@ -11,10 +11,10 @@ from typing import ClassVar
 import pytest
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import BreakerState, Capabilities, Status, Storage, SupervisionLimits, Value
-from kvgraft.storage.payload import encode_header
-from kvgraft.testing.storage import MemoryBackend
-from kvgraft.testing.storage.traffic import (
+from kvgraft_storage import BreakerState, Capabilities, Status, Storage, SupervisionLimits, Value
+from kvgraft_storage.payload import encode_header
+from kvgraft_testing.storage import MemoryBackend
+from kvgraft_testing.storage.traffic import (
     FINGERPRINT,
     addresses,
     fetched,
@@ -435,6 +435,6 @@ def test_questions_are_answered_by_ticket() -> None:
 def test_storage_imports_no_torch() -> None:
     from ..commands import run
 
-    code = "import sys, kvgraft.storage, kvgraft_file; assert 'torch' not in sys.modules"
+    code = "import sys, kvgraft_storage, kvgraft_file; assert 'torch' not in sys.modules"
     done = run(sys.executable, "-c", code)
     assert done.returncode == 0, done.stderr

@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from kvgraft.storage import keys
-from kvgraft.storage_tier import naming
+from kvgraft_storage import keys
+from kvgraft_storage.tier import naming
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from kvgraft import PrefetchPolicy, TokenKey
-from kvgraft.storage import Storage
+from kvgraft_storage import Storage
 
 from ..serving.server import Server
 from ..serving.setups import Setup, installed

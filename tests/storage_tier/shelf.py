@@ -12,9 +12,9 @@ import numpy as np
 from kvgraft import GuardMode, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
-from kvgraft.storage import Address, Status, StorageBackend, Value
-from kvgraft.storage_tier import Prefetch, StorageTier
-from kvgraft.storage_tier.slicing import Pace
+from kvgraft_storage import Address, Status, StorageBackend, Value
+from kvgraft_storage.tier import Prefetch, StorageTier
+from kvgraft_storage.tier.slicing import Pace
 
 from ..serving.server import Server
 from ..serving.setups import Setup
@@ -73,7 +73,7 @@ def settings(**given: object) -> StorageSettings:
 
 
 def tier_of(cache: Cache) -> StorageTier:
-    assert cache.storage
+    assert isinstance(cache.storage, StorageTier)
     return cache.storage
 
 

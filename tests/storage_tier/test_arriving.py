@@ -11,12 +11,12 @@ import pytest
 
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.storage_tier.inventory import backed_on_host
 from kvgraft.transfers import SteppedTransferEngine
 from kvgraft.tree import matching
-from kvgraft.tree.arriving import Arrival, arrive
 from kvgraft.tree.integrity import SlotOwner, check_integrity
 from kvgraft.tree.node import Node
+from kvgraft_storage.tier.arriving import Arrival, arrive
+from kvgraft_storage.tier.inventory import backed_on_host
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed

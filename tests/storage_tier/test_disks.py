@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from kvgraft import GuardMode
-from kvgraft.storage import Status, StorageBackend, Value, open_storage
-from kvgraft.storage.payload import encode_header
 from kvgraft_file import FileBackend, FileOptions
 from kvgraft_file.disk import DiskFile
+from kvgraft_storage import Status, StorageBackend, Value, open_storage
+from kvgraft_storage.payload import encode_header
 
 from ..commands import ROOT, run_forked
 from ..serving.server import Server

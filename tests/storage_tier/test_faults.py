@@ -14,7 +14,7 @@ from hypothesis import settings as examples
 
 from kvgraft import WritePolicy
 from kvgraft.config import PrefetchPolicy, StorePolicy
-from kvgraft.storage import Access, BreakerState
+from kvgraft_storage import Access, BreakerState
 
 from ..serving.setups import SETUPS, Setup, installed, one_of_each_kind
 from .shelf import AT_ONCE, open_cache, settings, tier_of

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from kvgraft.cache import Cache
-from kvgraft.storage import BLOCK_NBYTES, Address, Status, StorageBackend, Value
-from kvgraft.testing.storage import MemoryBackend
 from kvgraft_file import FileBackend, FileOptions
+from kvgraft_storage import BLOCK_NBYTES, Address, Status, StorageBackend, Value
+from kvgraft_testing.storage import MemoryBackend
 
 from ..serving.server import Server
 from ..serving.setups import Setup, installed
@@ -217,8 +217,8 @@ class Asked(InMemory):
 def test_heads_of_prompts_served_again_are_asked_for_up_to_a_limit_of_pages_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("kvgraft.storage_tier.storing.RESUMED_PAGES", 30)
-    monkeypatch.setattr("kvgraft.storage_tier.storing.RESUMED_S", 1e9)  # only drain asks
+    monkeypatch.setattr("kvgraft_storage.tier.storing.RESUMED_PAGES", 30)
+    monkeypatch.setattr("kvgraft_storage.tier.storing.RESUMED_S", 1e9)  # only drain asks
     store = Asked()
     server = Server(open_cache(FULL, store, **SIZES))
     prompts = [conversation(number, 41) for number in range(4)]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.config import PrefetchPolicy, StorePolicy
 from kvgraft.requests.request import Request
-from kvgraft.storage_tier import Prefetch, fetching, naming
+from kvgraft_storage.tier import Prefetch, fetching, naming
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, one_of_each_kind

@@ -11,9 +11,9 @@ from hypothesis import example, given, settings
 
 from kvgraft import TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.storage_tier import Prefetch
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
+from kvgraft_storage.tier import Prefetch
 
 from ..serving.server import Server
 from ..serving.setups import Setup, one_of_each_kind

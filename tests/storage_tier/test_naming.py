@@ -10,8 +10,8 @@ import pytest
 
 from kvgraft import GuardMode, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.storage_tier import Prefetch
 from kvgraft.tree.keys import PageHashes
+from kvgraft_storage.tier import Prefetch
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup

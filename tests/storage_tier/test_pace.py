@@ -13,9 +13,9 @@ import pytest
 
 from kvgraft import Leading, Reach, Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.storage import BreakerState, Status, SupervisionLimits, Value
-from kvgraft.storage_tier import StorageTier, fetching, inventory, naming
-from kvgraft.storage_tier import tier as tier_module
+from kvgraft_storage import BreakerState, Status, SupervisionLimits, Value
+from kvgraft_storage.tier import StorageTier, fetching, inventory, naming
+from kvgraft_storage.tier import tier as tier_module
 
 from ..serving.components import PagedPackage
 from ..serving.server import Server, ledgers

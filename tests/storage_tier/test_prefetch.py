@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from kvgraft import ConfigError, LeaseError, TokenKey
-from kvgraft.storage_tier.tier import fingerprint_of
+from kvgraft_storage.tier.tier import fingerprint_of
 
 from ..serving.server import Server, ledgers
 from ..serving.setups import SETUPS, Setup, installed

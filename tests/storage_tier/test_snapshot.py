@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 
 from kvgraft import ConfigError, SnapshotError, TokenKey
-from kvgraft.storage.canonical import decode, encode
 from kvgraft.tree.keys import NAMESPACE_DEPTH
+from kvgraft_storage.canonical import decode, encode
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed

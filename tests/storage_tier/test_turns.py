@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kvgraft import GuardMode, Tier, TokenKey
-from kvgraft.storage_tier import prefetching
+from kvgraft_storage.tier import prefetching
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed

@@ -10,7 +10,7 @@ import pytest
 
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.storage_tier import Prefetch, fetching
+from kvgraft_storage.tier import Prefetch, fetching
 
 from ..serving.own_parts import clocked_parts
 from ..serving.server import Server, ledgers

@@ -14,9 +14,9 @@ from typing import TypeVar
 from kvgraft import Tier, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.config import StorageSettings
-from kvgraft.storage import BreakerState, Status, StorageBackend, Value
-from kvgraft.storage_tier import Prefetch, StorageTier
-from kvgraft.testing.storage import MemoryBackend
+from kvgraft_storage import BreakerState, Status, StorageBackend, Value
+from kvgraft_storage.tier import Prefetch, StorageTier
+from kvgraft_testing.storage import MemoryBackend
 
 from ..serving.server import Server, ledgers
 from ..serving.setups import Setup

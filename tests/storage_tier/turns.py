@@ -10,14 +10,15 @@ from types import FrameType
 from typing import Any
 
 import kvgraft
+import kvgraft_storage
 
 __all__ = ["Turns", "counted"]
 
-SOURCE = str(Path(kvgraft.__file__).parent)
+SOURCES = tuple(str(Path(each.__path__[0])) for each in (kvgraft, kvgraft_storage))
 
 
 class Turns:
-    """Turns of loops in this thread's calls of the core: steps back to a line above, in one frame.
+    """Turns of loops in this thread's calls of the cache: steps back to a line above, in one frame.
 
     Attributes:
         n: turns so far.
@@ -31,7 +32,7 @@ class Turns:
     def tracer(self, frame: FrameType, event: str, argument: Any) -> Any:
         """For `sys.settrace`."""
         del event, argument
-        if not frame.f_code.co_filename.startswith(SOURCE):
+        if not frame.f_code.co_filename.startswith(SOURCES):
             return None
         line = frame.f_lineno
 

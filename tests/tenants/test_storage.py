@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kvgraft import TokenKey
-from kvgraft.storage_tier import Prefetch
 from kvgraft.types import Tier
+from kvgraft_storage.tier import Prefetch
 
 from ..storage_tier.shelf import AT_ONCE, Shelf, settings, tier_of, until
 from .engine import PAGE, Player, held

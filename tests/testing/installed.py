@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvgraft.packages.registry import load_plugin
-from kvgraft.testing.checking import Checker
+from kvgraft_testing.checking import Checker
 
 from ..mutants.packages import Package
 from ..registry.distributions import Shelf

@@ -25,9 +25,9 @@ from kvgraft import (
 from kvgraft.packages.registry import select
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.pools.copies import run_copy
-from kvgraft.testing import CLAUSES, Status
-from kvgraft.testing.checking import Checker
 from kvgraft.transfers import PlaneCopy, pair_planes
+from kvgraft_testing import CLAUSES, Status
+from kvgraft_testing.checking import Checker
 
 from ..mutants.components import hosted, moving
 from ..mutants.packages import Package, paged, state

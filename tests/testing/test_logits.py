@@ -25,8 +25,8 @@ from kvgraft import (
     hookimpl,
 )
 from kvgraft.packages.registry import Plugin, load_plugin
-from kvgraft.testing import LogitsReport, check_restored_logits
 from kvgraft.transfers import PlaneCopy, pair_planes
+from kvgraft_testing import LogitsReport, check_restored_logits
 
 from .small_model import Sees, SmallModel
 

@@ -13,11 +13,11 @@ import pytest
 
 from kvgraft import ContractViolation
 from kvgraft.packages.registry import load_plugin
-from kvgraft.testing import ComponentContract, Status
-from kvgraft.testing.checking import Checker
-from kvgraft.testing.clause import Clause, Undecided
-from kvgraft.testing.machine import Drive
-from kvgraft.testing.subject import Subject
+from kvgraft_testing import ComponentContract, Status
+from kvgraft_testing.checking import Checker
+from kvgraft_testing.clause import Clause, Undecided
+from kvgraft_testing.machine import Drive
+from kvgraft_testing.subject import Subject
 
 from ..commands import run, run_forked
 from ..mutants.packages import paged
@@ -58,9 +58,9 @@ import os
 from collections import Counter
 from kvgraft import ContractViolation
 from kvgraft.packages.registry import select
-from kvgraft.testing import ComponentContract
-from kvgraft.testing.machine import Drive
-from kvgraft.testing.subject import Subject
+from kvgraft_testing import ComponentContract
+from kvgraft_testing.machine import Drive
+from kvgraft_testing.subject import Subject
 
 FINDER = os.environ.get("PYTEST_XDIST_WORKER", "gw1") == "gw1"
 FOUND = Drive(Counter(admitted=1), ContractViolation({rule!r}, "full", "seldom"), ("open",))
@@ -138,7 +138,7 @@ def test_a_contract_class_is_neither_skipped_nor_expected_to_fail(
 
 
 UNSEALED = """
-from kvgraft.testing import ComponentContract
+from kvgraft_testing import ComponentContract
 
 class Unsealing:
     def __init_subclass__(cls): pass
@@ -150,7 +150,7 @@ class TestMixed(Unsealing, ComponentContract):
     def pytest_generate_tests(self, metafunc): pass
 """
 SET_LATER = """
-from kvgraft.testing import ComponentContract
+from kvgraft_testing import ComponentContract
 
 class TestLater(ComponentContract):
     component = "full"

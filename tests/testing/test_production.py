@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from kvgraft import Component, ComponentMatch, ConfigError, Demand, DemandQuery
-from kvgraft.testing import CLAUSES, Status
-from kvgraft.testing.process import SuiteProcess
+from kvgraft_testing import CLAUSES, Status
+from kvgraft_testing.process import SuiteProcess
 
 from ..mutants.components import budgeting, finalizing, locking
 from ..mutants.packages import Package
@@ -32,7 +32,7 @@ AT_ONCE = "P9-hooks-return-at-once"
 GOES_ON = "P10-the-process-goes-on"
 REPLACED = "P10-nothing-is-replaced"
 
-PARTS = ("kvgraft.testing", "kvgraft/testing", "hypothesis", "pytest")
+PARTS = ("kvgraft_testing", "hypothesis", "pytest")
 
 
 def names_a_part(text: str) -> bool:
@@ -44,7 +44,6 @@ WATCHED: dict[str, Callable[[], bool]] = {
     "arguments": lambda: any(map(names_a_part, sys.argv)),
     "environment": lambda: any("PYTEST" in name for name in os.environ),
     "frames": lambda: any(names_a_part(frame.filename) for frame in traceback.extract_stack()),
-    "attributes": lambda: hasattr(__import__("kvgraft"), "testing"),
 }
 """How a component may notice that it is tested."""
 
@@ -64,7 +63,7 @@ def test_a_component_that_behaves_only_where_it_sees_the_suite_breaks_d1(
 
 
 INSTALLED = {
-    "modules": "any(name.startswith(('kvgraft.testing', 'hypothesis')) for name in sys.modules)",
+    "modules": "any(name.startswith(('kvgraft_testing', 'hypothesis')) for name in sys.modules)",
     "arguments": "'check' in sys.argv or any('testing' in each for each in sys.argv)",
     "frames": "any('testing' in each.filename for each in traceback.extract_stack())",
 }
@@ -177,32 +176,32 @@ def attacking(attack: Callable[[], object]) -> Package:
 
 
 def _replace_registry() -> None:
-    from kvgraft.testing import checking, clause
+    from kvgraft_testing import checking, clause
 
     checking.CLAUSES = clause.CLAUSES = {}  # type: ignore[attr-defined]
 
 
 def _empty_registry() -> None:
-    from kvgraft.testing import clause
+    from kvgraft_testing import clause
 
     clause._REGISTERED.clear()
 
 
 def _stub_clauses() -> None:
-    from kvgraft.testing import clause
+    from kvgraft_testing import clause
 
     for ident, entry in list(clause._REGISTERED.items()):
         clause._REGISTERED[ident] = entry._replace(check=lambda subject: None)
 
 
 def _stub_expect() -> None:
-    from kvgraft.testing import clause
+    from kvgraft_testing import clause
 
     clause.expect.__code__ = (lambda condition, rule, subject, evidence: None).__code__
 
 
 def _stub_search() -> None:
-    from kvgraft.testing.machine import driving
+    from kvgraft_testing.machine import driving
 
     driving.search = lambda machine, settings: None
 
@@ -220,7 +219,7 @@ def _stub_integrity() -> None:
 
 
 def _stub_violations() -> None:
-    from kvgraft.testing.machine.judging import Judge
+    from kvgraft_testing.machine.judging import Judge
 
     Judge.fail = lambda *given: None  # type: ignore[method-assign]
 
@@ -273,8 +272,8 @@ def checked(directory: Path, source: str) -> list[dict[str, Any]]:
 
 
 STUBBED = """
-    from kvgraft.testing import checking
-    from kvgraft.testing.result import Result, Status
+    from kvgraft_testing import checking
+    from kvgraft_testing.result import Result, Status
     checking.Checker.check = lambda self, entry: Result(
         "thrown", entry.ident, entry.rule, entry.sentence, Status.PASSED)
     checking.Checker.verdict = lambda self: []
@@ -286,7 +285,7 @@ def test_a_component_that_answers_for_the_suite_is_found_out(tmp_path: Path) -> 
     source = installed.budgeting("return Demand(0, 0)")
     broken = checked(tmp_path, source.replace("    planes =", f"{STUBBED}\n    planes ="))
     assert [each["clause"] for each in broken] == [REPLACED]
-    assert "kvgraft.testing.checking.Checker.check" in broken[0]["evidence"]
+    assert "kvgraft_testing.checking.Checker.check" in broken[0]["evidence"]
 
 
 ENDS = {
@@ -314,7 +313,7 @@ def test_a_component_that_ends_the_process_without_a_word_breaks_p10(
 
 
 IN_PYTEST = """
-from kvgraft.testing import ComponentContract
+from kvgraft_testing import ComponentContract
 
 class TestThrown(ComponentContract):
     component = "thrown"
@@ -323,7 +322,7 @@ class TestThrown(ComponentContract):
 SILENT_PYTEST = """
     import pytest, _pytest.outcomes
     pytest.fail = _pytest.outcomes.fail = lambda *given, **named: None
-    import kvgraft.testing.component_contract as contract
+    import kvgraft_testing.component_contract as contract
     contract._report = lambda *given: None
 """
 

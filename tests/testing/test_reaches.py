@@ -24,11 +24,11 @@ from kvgraft import (
     Trailing,
 )
 from kvgraft.packages.registry import Plugin, load_plugin
-from kvgraft.testing import Status, check_component
-from kvgraft.testing.clauses import reaching
-from kvgraft.testing.machine import paged_plugin
-from kvgraft.testing.profiles import PROFILES
-from kvgraft.testing.subject import Subject
+from kvgraft_testing import Status, check_component
+from kvgraft_testing.clauses import reaching
+from kvgraft_testing.machine import paged_plugin
+from kvgraft_testing.profiles import PROFILES
+from kvgraft_testing.subject import Subject
 
 from ..commands import KVGRAFT
 from ..model.patterns import BlockSparse, Strided

@@ -9,10 +9,10 @@ from itertools import count
 import pytest
 
 from kvgraft.packages.registry import load_plugin
-from kvgraft.testing.production.engine import timing
-from kvgraft.testing.production.engine.timing import Stopwatch, Timed
-from kvgraft.testing.production.running import beside
 from kvgraft_hisparse import plugin as hisparse
+from kvgraft_testing.production.engine import timing
+from kvgraft_testing.production.engine.timing import Stopwatch, Timed
+from kvgraft_testing.production.running import beside
 
 
 def test_a_hook_that_is_asked_again_for_its_time_is_noted_once(

@@ -18,9 +18,9 @@ from hypothesis import settings
 from kvgraft import API_VERSION, ComponentMatch, ConfigError, Demand, Span
 from kvgraft.packages.registry import load_plugin, select
 from kvgraft.rules import RULES
-from kvgraft.testing import CLAUSES, ComponentContract, Status, check_component
-from kvgraft.testing.checking import Checker
-from kvgraft.testing.machine import Drive, machine_for, search, setup_for
+from kvgraft_testing import CLAUSES, ComponentContract, Status, check_component
+from kvgraft_testing.checking import Checker
+from kvgraft_testing.machine import Drive, machine_for, search, setup_for
 
 from ..cli.refusals import refused
 from ..commands import KVGRAFT, run, run_forked
@@ -172,8 +172,8 @@ LOAD_EACH = """
 import json, sys
 from kvgraft.errors import PluginError
 from kvgraft.packages.registry import select
-from kvgraft.testing import check_component
-from kvgraft.testing.checking import unusable
+from kvgraft_testing import check_component
+from kvgraft_testing.checking import unusable
 
 APART = ("syntax_error", "building_exits")  # those in a process of their own, the others here
 
@@ -270,7 +270,7 @@ def test_a_mistake_in_a_contract_class_is_one_error_of_one_line(
         f"class TestMine(ComponentContract):\n    component = {mistake}\nTest{number} = TestMine\n"
         for number, mistake in enumerate(mistakes)
     )
-    text = f"from kvgraft.testing import ComponentContract\n{classes}del TestMine\n"
+    text = f"from kvgraft_testing import ComponentContract\n{classes}del TestMine\n"
     path.write_text(text)
     run_pytest = shelf.start if processes else shelf.run
     done = run_pytest("-m", "pytest", "-q", "-p", "no:cacheprovider", *processes, str(path))
@@ -288,7 +288,7 @@ def test_a_worker_loads_a_component_with_its_first_test_and_tells_once_that_it_c
     shelf = Shelf(tmp_path)
     shelf.put("kvgraft-thrown", BROKEN["misspelt hook"][0])
     (tmp_path / "test_contract.py").write_text(
-        "from kvgraft.testing import ComponentContract\n"
+        "from kvgraft_testing import ComponentContract\n"
         "class TestThrown(ComponentContract):\n    component = 'thrown'\n"
         "class TestFull(ComponentContract):\n    component = 'full'\n"
     )
@@ -319,8 +319,8 @@ def test_a_version_taken_from_the_core_at_import_is_no_literal(
     shelf = Shelf(tmp_path)
     shelf.put("kvgraft-thrown", source)
     code = (
-        "from kvgraft.packages.registry import select; from kvgraft.testing import CLAUSES\n"
-        "from kvgraft.testing.checking import Checker\n"
+        "from kvgraft.packages.registry import select; from kvgraft_testing import CLAUSES\n"
+        "from kvgraft_testing.checking import Checker\n"
         "found = Checker(select(['thrown'])[0]).check(CLAUSES['P3-the-api-version-is-a-literal'])\n"
         "print(found.status.value, found.evidence)"
     )
@@ -383,11 +383,11 @@ def test_an_error_about_missing_slots_names_the_admitted_demand() -> None:
 
 def test_an_extra_that_is_missing_is_named_with_the_way_to_get_it() -> None:
     for missing in ("hypothesis", "pytest"):
-        code = f"import sys; sys.modules[{missing!r}] = None; import kvgraft.testing"
+        code = f"import sys; sys.modules[{missing!r}] = None; import kvgraft_testing"
         done = run(sys.executable, "-c", code)
         assert done.stderr.splitlines()[-1] == (
-            f"ModuleNotFoundError: kvgraft.testing needs {missing}; in a clone of kvgraft, "
-            "pip install './core[testing]'"
+            f"ModuleNotFoundError: kvgraft_testing needs {missing}; in a clone of kvgraft, "
+            "pip install -r plugins/testing/requirements.txt"
         )
         assert "During handling" not in done.stderr
 
@@ -417,9 +417,9 @@ REPORTED = {
     "here": """
 from collections import Counter
 from kvgraft.packages.registry import select
-from kvgraft.testing import ComponentContract
-from kvgraft.testing.machine import Drive, machine_for, search, setup_for
-from kvgraft.testing.subject import Subject
+from kvgraft_testing import ComponentContract
+from kvgraft_testing.machine import Drive, machine_for, search, setup_for
+from kvgraft_testing.subject import Subject
 
 Subject.drive = lambda self, ignored: Drive(Counter(admitted=1))
 
@@ -428,7 +428,7 @@ class TestFull(ComponentContract):
     expected_failures = {"P7": "it is not"}
 """,
     "in a process": """
-from kvgraft.testing import ComponentContract
+from kvgraft_testing import ComponentContract
 
 class TestFull(ComponentContract):
     component = "full"

@@ -14,8 +14,8 @@ __all__ = ["expect_kept"]
 ASK_EACH = """
 import importlib, json, sys
 from kvgraft.packages.registry import load_plugin
-from kvgraft.testing import CLAUSES
-from kvgraft.testing.checking import Checker
+from kvgraft_testing import CLAUSES
+from kvgraft_testing.checking import Checker
 
 def answers(name):
     implementation = importlib.import_module("kvgraft_" + name.replace("-", "_")).plugin

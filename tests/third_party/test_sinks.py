@@ -70,7 +70,7 @@ def test_the_example_is_built_installed_listed_tested_replayed_and_removed(
 
 
 def test_the_example_uses_only_public_names() -> None:
-    allowed = OPEN_TO_PLUGINS | {"kvgraft.testing"}
+    allowed = OPEN_TO_PLUGINS | {"kvgraft_testing"}
     mine = modules(EXAMPLE / "src", EXAMPLE / "tests")
     own = {module.name for module in mine}
     imported = {

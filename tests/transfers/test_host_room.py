@@ -11,7 +11,7 @@ from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig
 from kvgraft.parts_factory import PartsFactory
-from kvgraft.testing.machine.keeping import BY_NAMESPACE
+from kvgraft_testing.machine.keeping import BY_NAMESPACE
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS

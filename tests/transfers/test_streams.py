@@ -11,9 +11,9 @@ import torch
 
 from kvgraft import TransferError
 from kvgraft.devices.runtime import CopySizes, Event, Purpose
-from kvgraft.devices.simulated import DeviceTensor, SimulatedDevice
 from kvgraft.transfers import PlaneCopy
-from kvgraft.transfers.streams import StreamTicket, StreamTransferEngine
+from kvgraft_accelerator.streams import StreamTicket, StreamTransferEngine
+from kvgraft_testing.simulated import DeviceTensor, SimulatedDevice
 
 from .gates import Broken
 

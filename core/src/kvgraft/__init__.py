@@ -3,8 +3,8 @@
 kvgraft is a hierarchical KV cache for serving language models that mix kinds of attention. An
 engine opens a `Cache`; each kind of attention is a component package found by its entry point.
 
-Importing this package imports neither torch nor the tree: `kvgraft.storage` is of use without
-them. The names below that need them load them on first use.
+Importing this package imports neither torch nor the tree: stores are of use without them. The
+names below that need them load them on first use.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision, Outcome, Shortage, Waiting
     from kvgraft.admission.waiting import WaitingPlace, WaitingQueue
     from kvgraft.cache import Cache
+    from kvgraft.parts import Prefetch, StorageTier
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
     from kvgraft.requests.pending import Pending
     from kvgraft.requests.pins import Pin
     from kvgraft.requests.request import Request
     from kvgraft.requests.rows import TableChanges
     from kvgraft.requests.stepping import Step
-    from kvgraft.storage_tier import Prefetch, StorageTier
     from kvgraft.tree.keys import TokenKey
 
 __version__ = "0.1.0"
@@ -82,11 +82,11 @@ _LAZY = {
     "Pending": "kvgraft.requests.pending",
     "Pin": "kvgraft.requests.pins",
     "PlaneSpec": "kvgraft.pools",
-    "Prefetch": "kvgraft.storage_tier",
+    "Prefetch": "kvgraft.parts",
     "Request": "kvgraft.requests.request",
     "Shortage": "kvgraft.admission.decision",
     "Step": "kvgraft.requests.stepping",
-    "StorageTier": "kvgraft.storage_tier",
+    "StorageTier": "kvgraft.parts",
     "TableChanges": "kvgraft.requests.rows",
     "TokenKey": "kvgraft.tree.keys",
     "Waiting": "kvgraft.admission.decision",

@@ -10,9 +10,10 @@ import torch
 from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.devices.runtime import SIMULATED, torch_device
 from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.optional import load_part
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, select
-from kvgraft.parts_factory import OPTIONAL_PARTS, PartsFactory, optional
+from kvgraft.parts_factory import PartsFactory
 from kvgraft.pools import BuildContext
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.pools.plan import PoolPlan
@@ -24,7 +25,6 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
 __all__ = [
-    "OPTIONAL_PARTS",
     "build_tree",
     "expect_device",
     "mount_all",
@@ -47,7 +47,7 @@ def parts_of(config: CacheConfig) -> PartsFactory:
     """
     if config.guard is GuardMode.OFF:
         return PartsFactory(config)
-    guarded: type[PartsFactory] = optional("guard")
+    guarded: type[PartsFactory] = load_part("guard")
     return guarded(config)
 
 

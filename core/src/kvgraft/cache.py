@@ -33,8 +33,10 @@ from kvgraft.admission.promises import Budget
 from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError, TransferError
+from kvgraft.optional import load_part
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts_factory import PartsFactory, optional
+from kvgraft.parts import EventStream, Prefetch, Recorder
+from kvgraft.parts_factory import PartsFactory
 from kvgraft.policies import Hint
 from kvgraft.pools.available import AvailableMemory, available_nbytes
 from kvgraft.requests.awaiting import until
@@ -75,8 +77,6 @@ from kvgraft.types import Direction, Namespaces, Tier
 if TYPE_CHECKING:
     import torch
 
-    from kvgraft.events import Event, EventStream, Recorder
-    from kvgraft.storage_tier import Prefetch
 
 __all__ = ["Cache"]
 
@@ -639,9 +639,9 @@ class Cache:
         """
         ended = self.journal.poll()
         if self.arenas is not None:
-            moved = self.arenas.mover.moved_slots
+            moved = self.arenas.moved_slots
             self.arenas.poll()
-            if self.arenas.mover.moved_slots != moved:
+            if self.arenas.moved_slots != moved:
                 self.rows.touch_all()
         if self.storage:
             self.storage.poll()
@@ -686,7 +686,7 @@ class Cache:
             TransferError: it took longer than `transfer_timeout_s`; nothing has changed.
         """
         if self.storage and not isinstance(awaited, Request):
-            self.storage.prefetching.expect(awaited)
+            self.storage.expect(awaited)
             waits_for, instead = "prefetch", "begin without it"
         else:
             self.serving.expect(awaited, ADMITTED)
@@ -891,9 +891,7 @@ class Cache:
         """
         return self._open_stream(limit, None)
 
-    def observe(
-        self, observer: Callable[[list[Event]], object], limit: int = EVENTS
-    ) -> EventStream:
+    def observe(self, observer: Callable[[list[Any]], object], limit: int = EVENTS) -> EventStream:
         """Give the cache's events to `observer` at every `poll`, until the stream is closed.
 
         It gets them as a list, on the thread that polls, and calls nothing of the cache. If it
@@ -927,19 +925,20 @@ class Cache:
 
     def _use_tracers(self, tracers: Tracers) -> None:
         self.serving.tracers = tracers if tracers else None
-        if self.storage:
+        if self.serving.storage is not None:
             tell = partial(tracers.tell, "prefetching")
-            self.storage.on_prefetch = tell if tracers else None
+            self.serving.storage.on_prefetch = tell if tracers else None
 
     def _open_stream(
-        self, limit: int, observer: Callable[[list[Event]], object] | None
+        self, limit: int, observer: Callable[[list[Any]], object] | None
     ) -> EventStream:
         limit = expect_count("events: limit", limit, 1)
         self.serving.expect_open()
         if self.serving.recorder is None:
-            recorder: type[Recorder] = optional("events")
+            recorder: Callable[..., Recorder] = load_part("events")
             self.serving.recorder = recorder(self.tree, self._stop_recording)
-        return self.serving.recorder.open(limit, observer)
+        stream: EventStream = self.serving.recorder.open(limit, observer)
+        return stream
 
     def _stop_recording(self) -> None:
         """The last stream was closed."""
@@ -965,7 +964,7 @@ class Cache:
         ]
         arriving: list[SlotOwner] = []
         if self.storage:
-            self.storage.context.naming.check()
+            self.storage.check()
             arriving = self.storage.owners()
             held += [Held(each, "the storage tier", False) for each in self.storage.receipts()]
         check_integrity(self.tree, owners, arriving, held, operations)

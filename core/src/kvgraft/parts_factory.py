@@ -1,7 +1,7 @@
 """Makes the parts of a cache, so that others can be handed in.
 
 A cache asks for its parts once, when it is built, and replaces nothing afterwards. The guard is
-such a factory: its parts are those below with checks around them (`kvgraft.guard`).
+such a factory: its parts are those below with checks around them (`kvgraft_guard`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from kvgraft.admission.promises import Budget
 from kvgraft.config import OTHERS, CacheConfig, TenantSettings, WritePolicy
 from kvgraft.devices.runtime import SIMULATED, DeviceRuntime, torch_device
 from kvgraft.no_storage import NoStorage
+from kvgraft.optional import load_part
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.policies import load_policy
 from kvgraft.packages.registry import Plugin
@@ -48,30 +48,11 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Kind, Tier
 
 if TYPE_CHECKING:
-    from kvgraft.arena import Arenas
-    from kvgraft.storage_tier import StorageTier
-    from kvgraft.transfers.streams import StreamTransferEngine
+    from kvgraft.parts import Arenas, StorageTier
 
-__all__ = ["OPTIONAL_PARTS", "CacheParts", "Part", "PartsFactory", "Watcher", "optional"]
+__all__ = ["CacheParts", "Part", "PartsFactory", "Watcher"]
 
 Part = TypeVar("Part")
-
-OPTIONAL_PARTS = {
-    "storage tier": "kvgraft.storage_tier:StorageTier",
-    "guard": "kvgraft.guard:GuardedPartsFactory",
-    "events": "kvgraft.events:Recorder",
-    "one budget": "kvgraft.arena:Arenas",
-    "transfers on streams": "kvgraft.transfers.streams:StreamTransferEngine",
-    "accelerator": "kvgraft.devices.accelerator:Accelerator",
-    "simulated device": "kvgraft.devices.simulated:SimulatedDevice",
-}
-"""Parts of a cache that are imported only when a configuration asks for them."""
-
-
-def optional(part: str) -> Any:
-    """Import one of `OPTIONAL_PARTS`."""
-    module, _, name = OPTIONAL_PARTS[part].partition(":")
-    return getattr(import_module(module), name)
 
 
 def tenants_of(settings: Mapping[str, TenantSettings]) -> Tenants:
@@ -164,10 +145,10 @@ class PartsFactory:
         """
         name = self.config.device
         if name == SIMULATED:
-            simulated: DeviceRuntime = optional("simulated device")()
+            simulated: DeviceRuntime = load_part("simulated")()
             return simulated
         if self.config.payload and torch_device(name).type not in ("cpu", "meta"):
-            accelerator: DeviceRuntime = optional("accelerator")(name)
+            accelerator: DeviceRuntime = load_part("accelerator")(name)
             return accelerator
         return None
 
@@ -226,7 +207,7 @@ class PartsFactory:
         if not self.config.payload:
             return NoPayloadTransferEngine()
         if self.runtime is not None:
-            on_streams: type[StreamTransferEngine] = optional("transfers on streams")
+            on_streams: Callable[..., TransferEngine] = load_part("streams")
             return on_streams(self.runtime, fence_timeout_s=self.config.transfer_timeout_s)
         return CpuTransferEngine(fence_timeout_s=self.config.transfer_timeout_s)
 
@@ -263,7 +244,7 @@ class PartsFactory:
         """
         if self.config.storage is None:
             return NoStorage()
-        storage_tier: type[StorageTier] = optional("storage tier")
+        storage_tier: Callable[..., StorageTier] = load_part("storage")
         return storage_tier(
             tree, mounted, evictor, self.config.storage, self.clock, requests=requests
         )
@@ -284,7 +265,7 @@ class PartsFactory:
         config = self.config
         if config.device_memory is None and config.host_memory is None:
             return None
-        arenas: type[Arenas] = optional("one budget")
+        arenas: Callable[..., Arenas] = load_part("memory")
         return arenas(config, tree, mounted, evictor, journal, requests)
 
     def operations(self, plain: type[Any]) -> type[Any]:

@@ -70,7 +70,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "max_num_batched_tokens": ("step_tokens",),
     **dict.fromkeys(("chunked_prefill_size", "long_prefill_token_threshold"), ("chunk_tokens",)),
     **dict.fromkeys(("kv_cache_dtype", "cache_dtype"), ("dtype",)),
-    "sliding_window": ("window",),
 }
 """Settings, options and command-line options, by their names in vLLM and SGLang."""
 

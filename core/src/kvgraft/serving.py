@@ -45,10 +45,8 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
 if TYPE_CHECKING:
-    from kvgraft.arena import Arenas
-    from kvgraft.events import Recorder
+    from kvgraft.parts import Arenas, Prefetch, Recorder, StorageTier
     from kvgraft.requests.pins import Pins
-    from kvgraft.storage_tier import Prefetch, StorageTier
     from kvgraft.tracing import Tracers
 
 __all__ = ["Serving"]

@@ -12,8 +12,8 @@ from kvgraft.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision
+    from kvgraft.parts import Prefetch
     from kvgraft.requests.request import Request
-    from kvgraft.storage_tier import Prefetch
     from kvgraft.tree.keys import TokenKey
 
 __all__ = ["Step", "Tracer", "Tracers"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from kvgraft.testing import ComponentContract
+from kvgraft_testing import ComponentContract
 
 
 class TestSinks(ComponentContract):

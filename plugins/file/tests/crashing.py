@@ -13,8 +13,8 @@ import sys
 import time
 from pathlib import Path
 
-from kvgraft.storage import Status, Storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
+from kvgraft_storage import Status, Storage
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
 from .store import open_store
 

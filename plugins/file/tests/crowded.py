@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from kvgraft.storage import Status, Value
 from kvgraft_file import FileBackend
+from kvgraft_storage import Status, Value
 
 from .opening import SIZE, pair
 from .store import open_store

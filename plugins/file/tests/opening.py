@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from kvgraft.storage import Status, Value
 from kvgraft_file import FileBackend
+from kvgraft_storage import Status, Value
 
 from .store import open_store
 

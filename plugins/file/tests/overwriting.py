@@ -19,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvgraft.storage import BLOCK_NBYTES, Address, Status, Storage, Value
-from kvgraft.storage.payload import HEADER_NBYTES
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, record
 from kvgraft_file import FileBackend
 from kvgraft_file.disk import DiskFile
+from kvgraft_storage import BLOCK_NBYTES, Address, Status, Storage, Value
+from kvgraft_storage.payload import HEADER_NBYTES
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, record
 
 from .store import open_store
 

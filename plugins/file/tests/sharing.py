@@ -11,8 +11,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from kvgraft.storage import Storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
+from kvgraft_storage import Storage
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
 from .store import open_store
 

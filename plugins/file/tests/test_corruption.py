@@ -12,10 +12,10 @@ from typing import NamedTuple
 import pytest
 import xxhash
 
-from kvgraft.storage import Status, Storage
-from kvgraft.storage.payload import encode_header
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 from kvgraft_file import FileBackend
+from kvgraft_storage import Status, Storage
+from kvgraft_storage.payload import encode_header
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
 from .store import open_store
 

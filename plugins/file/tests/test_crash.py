@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kvgraft.storage import Status, Storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
+from kvgraft_storage import Status, Storage
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 from tests.commands import ROOT, run
 
 from .store import open_store, segments

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvgraft.cli.storage import storage as storage_command
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Status, Storage, open_storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 from kvgraft_file.disk import DiskFile, supports_direct
+from kvgraft_storage import Status, Storage, open_storage
+from kvgraft_storage.command import storage as storage_command
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 from tests.commands import KVGRAFT, run_forked
 
 from .store import open_store, segments

@@ -11,8 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvgraft.storage import Status, Storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
+from kvgraft_storage import Status, Storage
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
 from .store import open_store, segments
 

@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from kvgraft.storage import Status, Value
-from kvgraft.storage.payload import HEADER_NBYTES, check
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, payload, record, room
 from kvgraft_file import FileBackend
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.record import (
@@ -25,6 +22,9 @@ from kvgraft_file.record import (
     encode_record,
     encode_segment,
 )
+from kvgraft_storage import Status, Value
+from kvgraft_storage.payload import HEADER_NBYTES, check
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, payload, record, room
 
 from .store import open_store, segments
 

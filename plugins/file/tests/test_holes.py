@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgraft.storage import Status, Value
-from kvgraft.storage.payload import HEADER_NBYTES
-from kvgraft.testing.storage.traffic import record, room
 from kvgraft_file import FileBackend
 from kvgraft_file.catalog import Entry
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.segment import Segment
+from kvgraft_storage import Status, Value
+from kvgraft_storage.payload import HEADER_NBYTES
+from kvgraft_testing.storage.traffic import record, room
 from tests.commands import ROOT, run_forked
 
 from .store import segments

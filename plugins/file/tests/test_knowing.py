@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kvgraft.storage import (
+from kvgraft_file import FileBackend, FileOptions
+from kvgraft_file.record import Place, Record
+from kvgraft_file.transfer import Incoming, outgoing
+from kvgraft_storage import (
     Change,
     EventLog,
     ScatteredValue,
@@ -15,10 +18,7 @@ from kvgraft.storage import (
     StoreEvent,
     aligned,
 )
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, room, settled, stored
-from kvgraft_file import FileBackend, FileOptions
-from kvgraft_file.record import Place, Record
-from kvgraft_file.transfer import Incoming, outgoing
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, room, settled, stored
 
 SIZE = 6000
 OK = Status.OK

@@ -14,9 +14,9 @@ import pytest
 
 from kvgraft.errors import ConfigError
 from kvgraft.files import unfinished_path
-from kvgraft.storage import Status, Storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 from kvgraft_file.directory import Directory
+from kvgraft_storage import Status, Storage
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 from tests.commands import ROOT, run
 
 from .opening import DIED, open_shared, pair

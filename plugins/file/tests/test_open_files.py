@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Status, Storage, Value
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 from kvgraft_file import FileOptions
+from kvgraft_storage import Status, Storage, Value
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 from tests.commands import KVGRAFT, ROOT, run
 
 from .opening import pair

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kvgraft.storage import Status, Storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 from kvgraft_file import FileBackend
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.writer import Writer
+from kvgraft_storage import Status, Storage
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 
 from .store import open_store, segments
 

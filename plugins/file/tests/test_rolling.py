@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Status, Value
-from kvgraft.storage.payload import HEADER_NBYTES
-from kvgraft.testing.storage.traffic import addresses, payload, record, room
 from kvgraft_file import FileBackend
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.segment import Segment
 from kvgraft_file.writer import Writer
+from kvgraft_storage import Status, Value
+from kvgraft_storage.payload import HEADER_NBYTES
+from kvgraft_testing.storage.traffic import addresses, payload, record, room
 
 from .store import open_store, segments
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvgraft.storage import Status, Storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 from kvgraft_file.disk import DiskFile
+from kvgraft_storage import Status, Storage
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored
 from tests.commands import ROOT
 
 from .sharing import CAPACITY, SEGMENT

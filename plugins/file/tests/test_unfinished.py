@@ -13,8 +13,11 @@ from pathlib import Path
 import pytest
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Status, Storage, Value
-from kvgraft.testing.storage.traffic import (
+from kvgraft_file.disk import DiskFile
+from kvgraft_file.segment import Segment
+from kvgraft_file.writer import Writer
+from kvgraft_storage import Status, Storage, Value
+from kvgraft_testing.storage.traffic import (
     FINGERPRINT,
     addresses,
     fetched,
@@ -22,9 +25,6 @@ from kvgraft.testing.storage.traffic import (
     settled,
     stored,
 )
-from kvgraft_file.disk import DiskFile
-from kvgraft_file.segment import Segment
-from kvgraft_file.writer import Writer
 
 from .store import open_store, segments
 

@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvgraft.storage import Status, Storage, Value
-from kvgraft.storage.payload import HEADER_NBYTES
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, record, room, stored
 from kvgraft_file import FileBackend
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.segment import Segment
 from kvgraft_file.uses import NAME, Uses
+from kvgraft_storage import Status, Storage, Value
+from kvgraft_storage.payload import HEADER_NBYTES
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, record, room, stored
 
 from .store import open_store, segments
 

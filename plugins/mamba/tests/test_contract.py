@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgraft.testing import ComponentContract
+from kvgraft_testing import ComponentContract
 
 
 class TestMamba(ComponentContract):

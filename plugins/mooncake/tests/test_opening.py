@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft.storage import open_storage
+from kvgraft_storage import open_storage
 
 OPTIONS = (
     "options: protocol, devices, metadata, address, segment, buffer, replicas, admin, timeout_s"

@@ -19,7 +19,7 @@ import pytest
 import zmq
 
 from kvgraft import Cache, ConfigError, Tier
-from kvgraft.events import Residency
+from kvgraft_observe.events import Residency
 from kvgraft_observe.kv_events import KvEventPublisher, Names
 
 from .listening import WAIT_MS, Batches, Listener, events_of, has, serve

@@ -22,7 +22,7 @@ from vllm.distributed.kv_events import (
 from vllm.v1.kv_cache_interface import KVCacheSpecKind
 
 from kvgraft import Cache
-from kvgraft.events import Residency
+from kvgraft_observe.events import Residency
 from kvgraft_observe.kv_events import KvEventPublisher, Names
 
 from .listening import Listener, has, serve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvgraft.testing.storage import StorageContract
+from kvgraft_testing.storage import StorageContract
 
 
 @pytest.mark.usefixtures("environment")

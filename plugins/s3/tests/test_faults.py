@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft.storage import Status, Storage, SupervisionLimits, Value, open_storage
-from kvgraft.testing.storage.traffic import (
+from kvgraft_s3.failure import S3Error
+from kvgraft_storage import Status, Storage, SupervisionLimits, Value, open_storage
+from kvgraft_testing.storage.traffic import (
     FINGERPRINT,
     addresses,
     fetched,
@@ -20,7 +21,6 @@ from kvgraft.testing.storage.traffic import (
     stored,
     until,
 )
-from kvgraft_s3.failure import S3Error
 
 from .moto_server import MotoServer
 from .scripted_server import NO_SUCH_KEY, Answer, ScriptedServer, refusal

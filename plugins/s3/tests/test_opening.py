@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft.storage import open_storage
+from kvgraft_storage import open_storage
 
 from .moto_server import MotoServer, free_port
 
@@ -117,7 +117,7 @@ def test_a_process_that_ends_right_after_a_failed_request_ends_well() -> None:
     address = f"http://127.0.0.1:{free_port()}"
     code = (
         "from kvgraft import ConfigError\n"
-        "from kvgraft.storage import open_storage\n"
+        "from kvgraft_storage import open_storage\n"
         f"try: open_storage('s3:pages?endpoint={address}&retries=0')\n"
         "except ConfigError: pass"
     )

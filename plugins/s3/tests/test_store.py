@@ -12,16 +12,16 @@ import pytest
 from click.testing import CliRunner
 
 from kvgraft import ConfigError
-from kvgraft.cli.storage import storage as storage_command
-from kvgraft.storage import Address, Status, Storage, StorageBackend, open_storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, record, settled, stored
 from kvgraft_s3.location import path_of
+from kvgraft_storage import Address, Status, Storage, StorageBackend, open_storage
+from kvgraft_storage.command import storage as storage_command
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, record, settled, stored
 
 from .moto_server import MotoServer
 
 OK, MISS = Status.OK, Status.MISS
 SIZE = 9000
-STIRRING = [sys.executable, "-m", "kvgraft.testing.storage.stirring"]
+STIRRING = [sys.executable, "-m", "kvgraft_testing.storage.stirring"]
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from kvgraft import ConfigError
-from kvgraft.storage import discover_storage
 from kvgraft_sglang import BackendSettings, Engine
 from kvgraft_sglang.engine import describe_engine, describe_pool, page_parts, tensor_memory
 from kvgraft_sglang.interface import INTERFACE
 from kvgraft_sglang.settings import SGLANGS_OWN
+from kvgraft_storage import discover_storage
 
 ROOT = Path(__file__).parents[3]
 CONFIG = Record(

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft.storage import Capabilities, Status, StorageBackend, Value, open_storage
-from kvgraft.testing.storage import MemoryBackend
 from kvgraft_sglang import BackendSettings, Engine, PageStore, Pool
+from kvgraft_storage import Capabilities, Status, StorageBackend, Value, open_storage
+from kvgraft_testing.storage import MemoryBackend
 
 SIZE = 4096
 KV_POOL = Pool("kv", "MHATokenToKVPoolHost", "page_first", 16, SIZE, "bfloat16", parts=True)

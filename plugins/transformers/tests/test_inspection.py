@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvgraft import TokenKey
-from kvgraft.events import Evicted, Moved, Stored
+from kvgraft_observe.events import Evicted, Moved, Stored
 from kvgraft_transformers.serving.app import ServedModel
 from kvgraft_transformers.serving.inspection import MOST_READERS, Inspection
 from kvgraft_transformers.serving.protocol import ApiError

@@ -11,7 +11,7 @@ import torch
 
 from kvgraft import ConfigError
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
-from kvgraft.storage_tier import StorageTier
+from kvgraft_storage.tier import StorageTier
 from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.identity import digest_weights, name_model, name_numerics
 from kvgraft_transformers.tiny import build_tiny_model
@@ -51,7 +51,7 @@ def opened(tmp_path: Path) -> Opener:
 
 
 def tier_of(memory: ModelMemory) -> StorageTier:
-    assert memory.cache.storage
+    assert isinstance(memory.cache.storage, StorageTier)
     return memory.cache.storage
 
 

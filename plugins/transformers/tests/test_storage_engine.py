@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from kvgraft import ConfigError
-from kvgraft.storage import Status, Value
-from kvgraft.storage_tier import StorageTier
-from kvgraft.testing.storage import MemoryBackend
+from kvgraft_storage import Status, Value
+from kvgraft_storage.tier import StorageTier
+from kvgraft_testing.storage import MemoryBackend
 from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.engine import Engine, EngineSettings, FinishReason, GenerationRequest
 
@@ -102,7 +102,7 @@ def opened(shelf: Shelf, tiny: Any) -> Iterator[Opener]:
 
 
 def tier_of(engine: Engine) -> StorageTier:
-    assert engine.memory.cache.storage
+    assert isinstance(engine.memory.cache.storage, StorageTier)
     return engine.memory.cache.storage
 
 

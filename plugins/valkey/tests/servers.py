@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from kvgraft.testing.storage.traffic import until
+from kvgraft_testing.storage.traffic import until
 
 __all__ = ["BINARY", "HOST", "Cluster", "Refused", "Server", "needs_server"]
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvgraft.storage import TRANSIENT, Status, SupervisionLimits
-from kvgraft.testing.storage.traffic import addresses, fetched, stored, supervised, until
+from kvgraft_storage import TRANSIENT, Status, SupervisionLimits
+from kvgraft_testing.storage.traffic import addresses, fetched, stored, supervised, until
 from kvgraft_valkey.records import Names
 
 from .servers import HOST, Cluster, needs_server

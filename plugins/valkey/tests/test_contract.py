@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvgraft.storage import StorageBackend, open_storage
-from kvgraft.testing.storage import StorageContract
+from kvgraft_storage import StorageBackend, open_storage
+from kvgraft_testing.storage import StorageContract
 
 from . import shared
 from .servers import needs_server

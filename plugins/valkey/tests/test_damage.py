@@ -8,10 +8,10 @@ import random
 import pytest
 from click.testing import CliRunner
 
-from kvgraft.cli.storage import storage as storage_command
-from kvgraft.storage import Address, Status, Storage, Value
-from kvgraft.storage.payload import HEADER_NBYTES
-from kvgraft.testing.storage.traffic import (
+from kvgraft_storage import Address, Status, Storage, Value
+from kvgraft_storage.command import storage as storage_command
+from kvgraft_storage.payload import HEADER_NBYTES
+from kvgraft_testing.storage.traffic import (
     addresses,
     fetched,
     opened,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kvgraft.storage import (
+from kvgraft_storage import (
     TRANSIENT,
     BreakerState,
     Status,
@@ -17,7 +17,7 @@ from kvgraft.storage import (
     SupervisionLimits,
     Value,
 )
-from kvgraft.testing.storage.traffic import (
+from kvgraft_testing.storage.traffic import (
     addresses,
     fetched,
     opened,

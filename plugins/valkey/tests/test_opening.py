@@ -12,8 +12,8 @@ import pytest
 import trustme
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Status, open_storage
-from kvgraft.testing.storage.traffic import addresses, fetched, opened, stored, supervised
+from kvgraft_storage import Status, open_storage
+from kvgraft_testing.storage.traffic import addresses, fetched, opened, stored, supervised
 
 from . import shared
 from .servers import HOST, Cluster, Server, needs_server

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import discover_storage, open_storage
+from kvgraft_storage import discover_storage, open_storage
 from kvgraft_valkey import ValkeyOptions
 from kvgraft_valkey.options import Server, parse_location
 

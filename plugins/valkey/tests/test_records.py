@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgraft.storage import Status, Value
-from kvgraft.storage.payload import HEADER_NBYTES
+from kvgraft_storage import Status, Value
+from kvgraft_storage.payload import HEADER_NBYTES
 from kvgraft_valkey.records import RUN_KEYS, RUN_NBYTES, Names, placed, runs, verdict
 
 KEYS = st.binary(min_size=32, max_size=32)

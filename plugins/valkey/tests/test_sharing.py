@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvgraft.storage import Status, open_storage
-from kvgraft.testing.storage.traffic import (
+from kvgraft_storage import Status, open_storage
+from kvgraft_testing.storage.traffic import (
     addresses,
     fetched,
     opened,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kvgraft.storage import Address, Status
-from kvgraft.testing.storage.traffic import (
+from kvgraft_storage import Address, Status
+from kvgraft_testing.storage.traffic import (
     addresses,
     fetched,
     opened,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft.storage import discover_storage, weights_of
+from kvgraft_storage import discover_storage, weights_of
 from kvgraft_vllm import TierSettings
 from kvgraft_vllm.engine import describe_engine
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft.storage import Capabilities, Status, StorageBackend, Value, open_storage
-from kvgraft.testing.storage import MemoryBackend
-from kvgraft.testing.storage.traffic import until
+from kvgraft_storage import Capabilities, Status, StorageBackend, Value, open_storage
+from kvgraft_testing.storage import MemoryBackend
+from kvgraft_testing.storage.traffic import until
 from kvgraft_vllm import Engine, Group, StoreTier, TierSettings
 
 SIZE = 4096

@@ -15,8 +15,9 @@ import torch
 
 from kvgraft import ConfigError, hookimpl
 from kvgraft.packages.registry import Plugin, load_plugin, select
-from kvgraft.testing.checking import Checker
-from kvgraft.testing.machine import (
+from kvgraft.transfers import pair_planes
+from kvgraft_testing.checking import Checker
+from kvgraft_testing.machine import (
     Setup,
     drive,
     machine_for,
@@ -24,10 +25,9 @@ from kvgraft.testing.machine import (
     search,
     setup_for,
 )
-from kvgraft.testing.machine.accelerators import PromptedAcceleratorEngine
-from kvgraft.testing.machine.memory import DeviceRows
-from kvgraft.testing.result import Status
-from kvgraft.transfers import pair_planes
+from kvgraft_testing.machine.accelerators import PromptedAcceleratorEngine
+from kvgraft_testing.machine.memory import DeviceRows
+from kvgraft_testing.result import Status
 from tests.devices.mutants import MUTANTS
 from tests.devices.player import COMPONENTS
 from tests.devices.toy import load

@@ -21,17 +21,17 @@ import torch
 
 from kvgraft import Cache, CacheConfig, ConfigError, TokenKey, TransferError, WritePolicy
 from kvgraft.assembly import parts_of
-from kvgraft.devices.accelerator import Accelerator, calibration
-from kvgraft.devices.accelerator.calibration import measured
-from kvgraft.devices.accelerator.page_locked import page_locked
-from kvgraft.devices.accelerator.tables import Tables
-from kvgraft.devices.accelerator.ways import BatchedCopies, Ways
-from kvgraft.devices.cuda_driver import CudaDriver
-from kvgraft.devices.fragments import Fragments
 from kvgraft.devices.rows import PlaneCopy
 from kvgraft.devices.runtime import CopySizes, Purpose
 from kvgraft.pools.copies import run_copy
-from kvgraft.transfers.streams import StreamTransferEngine
+from kvgraft_accelerator import Accelerator, calibration
+from kvgraft_accelerator.calibration import measured
+from kvgraft_accelerator.cuda_driver import CudaDriver
+from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.page_locked import page_locked
+from kvgraft_accelerator.streams import StreamTransferEngine
+from kvgraft_accelerator.tables import Tables
+from kvgraft_accelerator.ways import BatchedCopies, Ways
 from tests.devices.toy import load
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernel's module is imported
@@ -225,7 +225,7 @@ def test_a_table_is_filled_again_when_the_kernel_that_read_it_has_ended() -> Non
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("from_device", [True, False])
 def test_the_kernel_copies_in_the_interpreter(*, from_device: bool) -> None:
-    from kvgraft.devices.accelerator.kernels import KernelCopies
+    from kvgraft_accelerator.kernels import KernelCopies
 
     ways = Ways(kernel=KernelCopies(torch.device("toy")))
     device = Accelerator("toy", CopySizes(), ways)

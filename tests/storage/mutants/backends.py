@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from kvgraft.errors import ConfigError
-from kvgraft.storage import Capabilities, Change, Damage, Status, StoreStats, Value, VerifyReport
-from kvgraft.storage.payload import HEADER_NBYTES
-from kvgraft.testing.storage import MemoryBackend
+from kvgraft_storage import Capabilities, Change, Damage, Status, StoreStats, Value, VerifyReport
+from kvgraft_storage.payload import HEADER_NBYTES
+from kvgraft_testing.storage import MemoryBackend
 
 __all__ = ["MUTANTS", "Kept"]
 

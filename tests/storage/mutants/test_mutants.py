@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from kvgraft.storage import Capabilities, Status, Value
-from kvgraft.testing.storage import STORAGE_CLAUSES, check_storage
-from kvgraft.testing.storage.checking import check_clause
-from kvgraft.testing.storage.subject import StorageSubject
+from kvgraft_storage import Capabilities, Status, Value
+from kvgraft_testing.storage import STORAGE_CLAUSES, check_storage
+from kvgraft_testing.storage.checking import check_clause
+from kvgraft_testing.storage.subject import StorageSubject
 
 from .backends import MUTANTS, Hangs, Kept
 

@@ -12,18 +12,15 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 import click
-import importlib_metadata
 
 import kvgraft
-from kvgraft.cli.check import check
 from kvgraft.cli.components import components
 from kvgraft.cli.doctor import COMMANDS, doctor
-from kvgraft.cli.new_component import new_component
-from kvgraft.cli.new_policy import new_policy
-from kvgraft.cli.storage import storage
+from kvgraft.entry_points import Published, published
 from kvgraft.errors import KvgraftError
-from kvgraft.packages.installing import how_to_install
-from kvgraft.refusals import other_names
+from kvgraft.installing import how_to_install
+from kvgraft.optional import PARTS
+from kvgraft.refusals import of_type, other_names
 
 __all__ = ["main"]
 
@@ -31,9 +28,13 @@ SET_BY = {"device_bytes": "--device-tokens", "host_bytes": "--host-tokens"}
 """The options behind settings of other names; the others are called as their settings."""
 
 ADDED_BY = {
-    "plan": "plugins/replay",
-    "replay": "plugins/replay",
-    "serve": "plugins/transformers/requirements.txt",
+    "check": PARTS["simulated"],
+    "new-component": PARTS["simulated"],
+    "new-policy": PARTS["simulated"],
+    "plan": ("plugins/replay",),
+    "replay": ("plugins/replay",),
+    "serve": ("plugins/transformers/requirements.txt",),
+    "storage": PARTS["storage"],
 }
 """Commands of packages that are installed apart from the core, and where these are."""
 
@@ -43,7 +44,7 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Names of both, sorted."""
-        added = importlib_metadata.entry_points(group=COMMANDS).names
+        added = [each.name for each in published(COMMANDS)]
         return sorted({*super().list_commands(ctx), *added})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -51,16 +52,20 @@ class Commands(click.Group):
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
-        for point in importlib_metadata.entry_points(group=COMMANDS, name=cmd_name):
+        for each in published(COMMANDS):
+            if each.name != cmd_name:
+                continue
+            if each.contested is not None:
+                return _unavailable(each, each.contested)
             try:
-                found: object = point.load()
+                found = each.load()
             except (Exception, SystemExit) as error:  # noqa: BLE001 - raised by another package
-                return _unavailable(cmd_name, point, f"{type(error).__name__}: {error}")
+                return _unavailable(each, f"{type(error).__name__}: {error}")
             if isinstance(found, click.Command):
                 return found
-            return _unavailable(cmd_name, point, f"{point.value} is no command")
+            return _unavailable(each, f"{of_type(found)} is no command")
         if cmd_name in ADDED_BY:
-            advice = how_to_install(ADDED_BY[cmd_name])
+            advice = how_to_install(*ADDED_BY[cmd_name])
             ctx.fail(f"command {cmd_name!r} is not installed; {advice}")
         if not ctx.resilient_parsing:
             names = self.list_commands(ctx)
@@ -72,9 +77,9 @@ class Commands(click.Group):
         return None
 
 
-def _unavailable(name: str, point: importlib_metadata.EntryPoint, reason: str) -> click.Command:
+def _unavailable(command: Published, reason: str) -> click.Command:
     """A command that says why it is not there."""
-    owner = "an unknown distribution" if point.dist is None else point.dist.name
+    name, owner = command.name, command.distribution or "an unknown distribution"
 
     def refuse() -> None:
         raise click.ClickException(f"command {name!r} of {owner}: {' '.join(reason.split())}")
@@ -93,12 +98,8 @@ def cli() -> None:
     """One prefix tree, any attention: a hierarchical KV cache for hybrid language models."""
 
 
-cli.add_command(check)
 cli.add_command(components)
 cli.add_command(doctor)
-cli.add_command(new_component)
-cli.add_command(new_policy)
-cli.add_command(storage)
 
 
 def _as_typed(message: str, arguments: Sequence[str]) -> str:

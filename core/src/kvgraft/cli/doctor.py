@@ -17,16 +17,21 @@ import kvgraft
 from kvgraft.cli.console import OutputConsole
 from kvgraft.compiled import is_compiled
 from kvgraft.contract import API_VERSION
+from kvgraft.entry_points import published
 from kvgraft.errors import ConfigError
+from kvgraft.installing import how_to_install
+from kvgraft.optional import PARTS, PARTS_GROUP
 from kvgraft.packages.policies import policy_names
 from kvgraft.packages.registry import discover
 from kvgraft.sizes import format_nbytes
-from kvgraft.storage import discover_storage, open_existing_storage
 
 __all__ = ["doctor"]
 
 COMMANDS = "kvgraft.commands"
 """Entry points of this group are subcommands of other distributions."""
+
+CHECKUPS = "kvgraft.doctor"
+"""Entry points of this group look at more: functions of the URLs, which return sections."""
 
 VALUE_COLUMNS = 80
 """Columns that a value takes at most; a longer one is wrapped."""
@@ -48,12 +53,21 @@ def doctor(stores: tuple[str, ...], *, as_json: bool) -> None:
         "versions": _versions(),
         "devices": _devices(),
         "components": {each.name: each.status for each in discover()},
+        "parts": _parts(),
         "policies": dict.fromkeys(policy_names(), "ok"),
-        "storage backends": {each.name: each.problem or "ok" for each in discover_storage()},
+        "storage backends": {},
         "commands": _commands(),
-        "stores": {url: _reached(url) for url in stores},
+        "stores": {},
         "limits": _limits(),
     }
+    for each in published(CHECKUPS):
+        checkup: Any = each.load()
+        report.update(checkup(stores))
+    if len(report["stores"]) < len(stores):
+        raise ConfigError(
+            f"doctor {stores[0]}: stores are looked at by a package that is not installed; "
+            f"{how_to_install(*PARTS['storage'])}"
+        )
     if as_json:
         click.echo(json.dumps(report, indent=2))
     else:
@@ -87,24 +101,20 @@ def _devices() -> Rows:
     return found
 
 
+def _parts() -> Rows:
+    """The distribution that brings each part of a cache, or how to have it."""
+    found = {each.name: each for each in published(PARTS_GROUP)}
+    return {
+        name: f"not installed; {how_to_install(*paths)}"
+        if name not in found
+        else found[name].contested or f"{found[name].distribution} {found[name].version}"
+        for name, paths in PARTS.items()
+    }
+
+
 def _commands() -> Rows:
     points = importlib_metadata.entry_points(group=COMMANDS)
     return {each.name: each.dist.name for each in points if each.dist is not None}
-
-
-def _reached(url: str) -> str:
-    """`"ok"`, or why the store cannot be used."""
-    try:
-        store = open_existing_storage(url)
-    except ConfigError as error:
-        return str(error)
-    try:
-        store.stats()
-    except OSError as error:
-        return f"{type(error).__name__}: {error}"
-    finally:
-        store.close()
-    return "ok"
 
 
 def _limits() -> Rows:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from importlib import import_module
 
+from kvgraft.entry_points import import_failure, published
 from kvgraft.errors import ConfigError
-from kvgraft.packages.entry_points import import_failure, published
 from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.refusals import of_type
 

@@ -25,8 +25,8 @@ from kvgraft.contract import (
     Contract,
     check_api_version,
 )
+from kvgraft.entry_points import Published, import_failure, published
 from kvgraft.errors import ConfigError, PluginError
-from kvgraft.packages.entry_points import Published, import_failure, published
 from kvgraft.packages.validation import implemented_hooks
 from kvgraft.types import ComponentDeclaration
 
@@ -286,7 +286,7 @@ def _not_installed(name: str, known: Collection[str]) -> ConfigError:
 
 
 def select(names: Sequence[str]) -> list[Plugin]:
-    """The named components, ready to be built.
+    """The named components, ready to be built; no other package is imported.
 
     Raises:
         ConfigError: a component that is not installed.
@@ -294,12 +294,12 @@ def select(names: Sequence[str]) -> list[Plugin]:
     """
     if not names:
         return []
-    found = {entry.name: entry for entry in discover()}
+    points = {each.name: each for each in published(ENTRY_POINT_GROUP)}
     plugins = []
     for name in names:
-        entry = found.get(name)
-        if entry is None:
-            raise _not_installed(name, found)
+        if name not in points:
+            raise _not_installed(name, points)
+        entry = _find(points[name], CURRENT)
         if entry.error is not None:
             raise entry.error
         assert entry.plugin is not None

@@ -12,9 +12,8 @@ from typing import Protocol
 
 import torch
 
-from kvgraft.devices.cuda_driver import CudaDriver
 from kvgraft.errors import ConfigError
-from kvgraft.pools.mapped import MappedSpace
+from kvgraft.optional import load_part
 from kvgraft.sizes import format_nbytes
 
 __all__ = ["AddressSpace", "ReservedSpace", "can_reserve", "reserve"]
@@ -45,7 +44,7 @@ class ReservedSpace(Protocol):
 
 def can_reserve(device: torch.device) -> bool:
     """Whether address space can be reserved on a device."""
-    return device.type == "cpu" or (device.type == "cuda" and CudaDriver.find() is not None)
+    return device.type == "cpu" or (device.type == "cuda" and bool(load_part("mapped").is_there()))
 
 
 def reserve(nbytes: int, device: torch.device, n_parts: int) -> ReservedSpace:
@@ -58,9 +57,8 @@ def reserve(nbytes: int, device: torch.device, n_parts: int) -> ReservedSpace:
     """
     if device.type == "cpu":
         return AddressSpace(nbytes, n_parts)
-    driver = CudaDriver.find()
-    assert driver is not None, "see can_reserve"
-    return MappedSpace(driver, nbytes, device, n_parts)
+    space: ReservedSpace = load_part("mapped").on(device, nbytes, n_parts)
+    return space
 
 
 class AddressSpace:

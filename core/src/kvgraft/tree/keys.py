@@ -64,7 +64,7 @@ NAMESPACE_BITS = 256
 """Bits of an int in a namespace: a UUID or a digest fits."""
 
 NAMESPACE_DEPTH = 16
-"""Tuples inside tuples of a namespace; no more than `kvgraft.storage` names (`MAX_DEPTH`)."""
+"""Tuples inside tuples of a namespace; no more than `kvgraft_storage` names (`MAX_DEPTH`)."""
 
 PLAIN = (str, int, bytes, type(None))
 """Types whose values equal no value of another of them."""

@@ -11,9 +11,9 @@ transfer, verifying one record in memory; a scan
 
 from __future__ import annotations
 
-from kvgraft.storage import StorageDriver
 from kvgraft_file.options import FileOptions
 from kvgraft_file.store import FileBackend
+from kvgraft_storage import StorageDriver
 
 __all__ = ["DRIVER", "FileBackend", "FileOptions"]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from kvgraft.storage import BLOCK_NBYTES, Change, EventLog
 from kvgraft_file.directory import Directory
 from kvgraft_file.disk import DISK_ERRORS
 from kvgraft_file.record import Record
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import is_whole
 from kvgraft_file.uses import Uses
+from kvgraft_storage import BLOCK_NBYTES, Change, EventLog
 
 __all__ = ["Catalog", "Entry"]
 

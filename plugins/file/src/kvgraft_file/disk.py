@@ -13,8 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvgraft.files import open_regular, unfinished_path
-from kvgraft.storage import BLOCK_NBYTES, aligned
 from kvgraft_file.open_files import OpenFiles
+from kvgraft_storage import BLOCK_NBYTES, aligned
 
 __all__ = ["DISK_ERRORS", "NO_ROOM", "SUBJECT", "DiskFile", "TruncatedRead", "supports_direct"]
 

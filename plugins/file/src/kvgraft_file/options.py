@@ -6,9 +6,9 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from kvgraft import Nbytes
-from kvgraft.storage import BLOCK_NBYTES, StorageOptions
 from kvgraft_file.open_files import FEWEST
 from kvgraft_file.record import MAX_SEGMENT_NBYTES, MIN_SEGMENT_NBYTES
+from kvgraft_storage import BLOCK_NBYTES, StorageOptions
 
 __all__ = ["FileOptions"]
 

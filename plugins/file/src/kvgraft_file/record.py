@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import xxhash
 
-from kvgraft.storage import BLOCK_NBYTES, HEADER_NBYTES, round_up
+from kvgraft_storage import BLOCK_NBYTES, HEADER_NBYTES, round_up
 
 __all__ = [
     "MAGICS",

@@ -12,7 +12,16 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from kvgraft import ConfigError
-from kvgraft.storage import (
+from kvgraft_file.catalog import Catalog, Entry
+from kvgraft_file.directory import LOCK, Directory, holds_store
+from kvgraft_file.disk import DISK_ERRORS, TruncatedRead
+from kvgraft_file.options import FileOptions
+from kvgraft_file.record import Record, read_record
+from kvgraft_file.segment import Segment
+from kvgraft_file.transfer import Incoming, Scratch
+from kvgraft_file.verifying import verify_segment
+from kvgraft_file.writer import Writer
+from kvgraft_storage import (
     BLOCK_NBYTES,
     HEADER_NBYTES,
     Capabilities,
@@ -26,15 +35,6 @@ from kvgraft.storage import (
     VerifyReport,
     round_up,
 )
-from kvgraft_file.catalog import Catalog, Entry
-from kvgraft_file.directory import LOCK, Directory, holds_store
-from kvgraft_file.disk import DISK_ERRORS, TruncatedRead
-from kvgraft_file.options import FileOptions
-from kvgraft_file.record import Record, read_record
-from kvgraft_file.segment import Segment
-from kvgraft_file.transfer import Incoming, Scratch
-from kvgraft_file.verifying import verify_segment
-from kvgraft_file.writer import Writer
 
 __all__ = ["FileBackend"]
 

@@ -10,7 +10,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import xxhash
 
-from kvgraft.storage import (
+from kvgraft_file.disk import DISK_ERRORS, DiskFile, TruncatedRead
+from kvgraft_file.record import (
+    Place,
+    Record,
+    SegmentHeader,
+    encode_record,
+    read_record,
+    read_segment,
+)
+from kvgraft_storage import (
     BLOCK_NBYTES,
     HEADER_NBYTES,
     Header,
@@ -23,15 +32,6 @@ from kvgraft.storage import (
     is_aligned,
     round_up,
     scatter,
-)
-from kvgraft_file.disk import DISK_ERRORS, DiskFile, TruncatedRead
-from kvgraft_file.record import (
-    Place,
-    Record,
-    SegmentHeader,
-    encode_record,
-    read_record,
-    read_segment,
 )
 
 __all__ = [

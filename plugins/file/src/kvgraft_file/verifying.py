@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from kvgraft.storage import Damage, VerifyReport
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import damage_at
 from kvgraft_file.uses import Uses
+from kvgraft_storage import Damage, VerifyReport
 
 __all__ = ["verify_segment"]
 

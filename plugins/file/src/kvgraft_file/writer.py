@@ -13,13 +13,13 @@ from itertools import chain, islice
 from typing import NamedTuple
 
 from kvgraft import ConfigError
-from kvgraft.storage import BLOCK_NBYTES, Counters, Status, Value, round_up
 from kvgraft_file.catalog import Catalog, Entry
 from kvgraft_file.directory import Directory
 from kvgraft_file.disk import DISK_ERRORS, NO_ROOM, DiskFile
 from kvgraft_file.record import Record
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import intact_value, outgoing
+from kvgraft_storage import BLOCK_NBYTES, Counters, Status, Value, round_up
 
 __all__ = ["Writer"]
 

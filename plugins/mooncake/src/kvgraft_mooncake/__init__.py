@@ -9,9 +9,9 @@ admin               the master's HTTP service
 
 from __future__ import annotations
 
-from kvgraft.storage import StorageDriver
 from kvgraft_mooncake.options import MooncakeOptions
 from kvgraft_mooncake.store import MooncakeBackend
+from kvgraft_storage import StorageDriver
 
 __all__ = ["DRIVER", "MooncakeBackend", "MooncakeOptions"]
 

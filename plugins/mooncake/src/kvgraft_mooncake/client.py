@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvgraft import ConfigError
-from kvgraft.storage import Value
 from kvgraft_mooncake.codes import MooncakeError, meaning
 from kvgraft_mooncake.location import Location
 from kvgraft_mooncake.options import MooncakeOptions
 from kvgraft_mooncake.regions import Regions, address_of
+from kvgraft_storage import Value
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from kvgraft import Nbytes
-from kvgraft.storage import StorageOptions
+from kvgraft_storage import StorageOptions
 
 __all__ = ["MooncakeOptions"]
 

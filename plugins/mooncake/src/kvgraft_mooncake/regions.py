@@ -14,7 +14,7 @@ from mmap import mmap
 
 import numpy as np
 
-from kvgraft.storage import HEADER_NBYTES, Value, aligned, gather
+from kvgraft_storage import HEADER_NBYTES, Value, aligned, gather
 
 __all__ = ["Regions", "address_of", "give_back"]
 

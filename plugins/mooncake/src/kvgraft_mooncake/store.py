@@ -5,7 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from kvgraft.storage import (
+from kvgraft_mooncake.admin import PORT, Admin
+from kvgraft_mooncake.client import Client
+from kvgraft_mooncake.codes import Code, MooncakeError, meaning
+from kvgraft_mooncake.location import Location
+from kvgraft_mooncake.options import MooncakeOptions
+from kvgraft_mooncake.regions import give_back
+from kvgraft_storage import (
     HEADER_NBYTES,
     Capabilities,
     Damage,
@@ -16,12 +22,6 @@ from kvgraft.storage import (
     VerifyReport,
     damage,
 )
-from kvgraft_mooncake.admin import PORT, Admin
-from kvgraft_mooncake.client import Client
-from kvgraft_mooncake.codes import Code, MooncakeError, meaning
-from kvgraft_mooncake.location import Location
-from kvgraft_mooncake.options import MooncakeOptions
-from kvgraft_mooncake.regions import give_back
 
 __all__ = ["MooncakeBackend"]
 

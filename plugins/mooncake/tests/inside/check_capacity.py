@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from kvgraft.storage import Status, Storage, SupervisionLimits, open_storage
-from kvgraft.testing.storage import STORAGE_CLAUSES
-from kvgraft.testing.storage.checking import check_clause
-from kvgraft.testing.storage.subject import StorageSubject, opener_of
-from kvgraft.testing.storage.traffic import (
+from kvgraft_storage import Status, Storage, SupervisionLimits, open_storage
+from kvgraft_testing.storage import STORAGE_CLAUSES
+from kvgraft_testing.storage.checking import check_clause
+from kvgraft_testing.storage.subject import StorageSubject, opener_of
+from kvgraft_testing.storage.traffic import (
     FINGERPRINT,
     addresses,
     fetched,

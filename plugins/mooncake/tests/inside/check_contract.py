@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgraft.testing.storage import StorageContract
+from kvgraft_testing.storage import StorageContract
 
 
 class TestMooncake(StorageContract):

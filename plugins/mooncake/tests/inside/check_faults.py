@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvgraft import ConfigError
-from kvgraft.storage import Status, Storage, SupervisionLimits, open_storage
-from kvgraft.testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored, until
+from kvgraft_storage import Status, Storage, SupervisionLimits, open_storage
+from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, settled, stored, until
 
 from .donor import Donor
 from .master import Master

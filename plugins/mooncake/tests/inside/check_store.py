@@ -13,9 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from kvgraft import ConfigError
-from kvgraft.cli.storage import storage as storage_command
-from kvgraft.storage import Status, Storage, SupervisionLimits, Value, open_storage
-from kvgraft.testing.storage.traffic import (
+from kvgraft_mooncake import MooncakeBackend
+from kvgraft_storage import Status, Storage, SupervisionLimits, Value, open_storage
+from kvgraft_storage.command import storage as storage_command
+from kvgraft_testing.storage.traffic import (
     FINGERPRINT,
     addresses,
     fetched,
@@ -25,11 +26,10 @@ from kvgraft.testing.storage.traffic import (
     settled,
     stored,
 )
-from kvgraft_mooncake import MooncakeBackend
 
 OK, MISS = Status.OK, Status.MISS
 SIZE = 9000
-STIRRING = [sys.executable, "-m", "kvgraft.testing.storage.stirring"]
+STIRRING = [sys.executable, "-m", "kvgraft_testing.storage.stirring"]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvgraft.storage import open_storage
+from kvgraft_storage import open_storage
 
 __all__ = ["Donor"]
 

@@ -195,7 +195,7 @@ def _storage_in_flight(stats: CacheStats) -> Iterator[Sample]:
 
 def _breaker(stats: CacheStats) -> Iterator[Sample]:
     if stats.storage is not None:
-        from kvgraft.storage import BreakerState
+        from kvgraft_storage import BreakerState
 
         for state in BreakerState:
             yield Sample((state.value,), stats.storage.breaker == state.value)

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from kvgraft.admission.waiting import WaitingPlace
     from kvgraft.cache import Cache
     from kvgraft.requests.request import Request
-    from kvgraft.storage_tier import Prefetch
     from kvgraft_replay.hits import Hits
+    from kvgraft_storage.tier import Prefetch
 
 __all__ = ["Checks", "Job", "Player"]
 

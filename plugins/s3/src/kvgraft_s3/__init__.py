@@ -7,9 +7,9 @@ client, failure     requests, many at a time; the meaning of the library's error
 
 from __future__ import annotations
 
-from kvgraft.storage import StorageDriver
 from kvgraft_s3.options import S3Options
 from kvgraft_s3.store import S3Backend
+from kvgraft_storage import StorageDriver
 
 __all__ = ["DRIVER", "S3Backend", "S3Options"]
 

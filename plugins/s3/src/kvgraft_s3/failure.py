@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kvgraft.storage import Status
+from kvgraft_storage import Status
 
 __all__ = ["S3Error", "reason_of", "status_of"]
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from kvgraft.storage import StorageOptions
+from kvgraft_storage import StorageOptions
 
 __all__ = ["S3Options"]
 

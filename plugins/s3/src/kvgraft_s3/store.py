@@ -6,7 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvgraft import ConfigError
-from kvgraft.storage import (
+from kvgraft_s3.failure import S3Error, reason_of, status_of
+from kvgraft_s3.location import Location, key_of, path_of
+from kvgraft_s3.options import S3Options
+from kvgraft_storage import (
     HEADER_NBYTES,
     Capabilities,
     Damage,
@@ -18,9 +21,6 @@ from kvgraft.storage import (
     copy,
     damage,
 )
-from kvgraft_s3.failure import S3Error, reason_of, status_of
-from kvgraft_s3.location import Location, key_of, path_of
-from kvgraft_s3.options import S3Options
 
 if TYPE_CHECKING:
     from kvgraft_s3.client import Client

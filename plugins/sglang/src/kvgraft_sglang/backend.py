@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import sglang
 
 from kvgraft import ConfigError
-from kvgraft.storage import open_storage
 from kvgraft_sglang.engine import describe_engine, describe_pool, page_parts, tensor_memory
 from kvgraft_sglang.identity import KV, Pool
 from kvgraft_sglang.interface import INTERFACE
 from kvgraft_sglang.page_store import Page, PageStore, Transfer
 from kvgraft_sglang.settings import SGLANGS_OWN, BackendSettings
+from kvgraft_storage import open_storage
 
 INTERFACE.require_supported(sglang.__version__)  # before imports that another may not have
 

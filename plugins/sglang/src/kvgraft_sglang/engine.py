@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from kvgraft import ConfigError
-from kvgraft.storage import model_files, weights_of
 from kvgraft_sglang.identity import Engine, Plain, Pool
 from kvgraft_sglang.settings import BackendSettings
+from kvgraft_storage import model_files, weights_of
 
 __all__ = ["describe_engine", "describe_pool", "memory_of", "page_parts", "tensor_memory"]
 

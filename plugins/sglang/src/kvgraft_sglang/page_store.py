@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvgraft import ConfigError
-from kvgraft.storage import Address, Status, Storage, StorageBackend, StorageTicket
 from kvgraft_sglang.identity import KV, Engine, Pool
 from kvgraft_sglang.restorable import Need, Restorable, restorable
 from kvgraft_sglang.settings import BackendSettings
+from kvgraft_storage import Address, Status, Storage, StorageBackend, StorageTicket
 
 __all__ = ["Page", "PageStore", "Transfer"]
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from kvgraft.storage import StoreSettings
+from kvgraft_storage import StoreSettings
 
 __all__ = ["SGLANGS_OWN", "BackendSettings"]
 

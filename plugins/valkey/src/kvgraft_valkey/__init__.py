@@ -11,7 +11,7 @@ Importing this package does not import the client; opening a store does.
 
 from __future__ import annotations
 
-from kvgraft.storage import StorageBackend, StorageDriver
+from kvgraft_storage import StorageBackend, StorageDriver
 from kvgraft_valkey.options import ValkeyOptions
 
 __all__ = ["DRIVER", "ValkeyOptions"]

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, FilePath, model_validator
 from typing_extensions import Self
 
 from kvgraft import ConfigError
-from kvgraft.storage import StorageOptions
+from kvgraft_storage import StorageOptions
 
 __all__ = ["Server", "ValkeyOptions", "parse_location"]
 

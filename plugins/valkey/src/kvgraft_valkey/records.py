@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from kvgraft.storage import HEADER_NBYTES, Status, Value, copy
+from kvgraft_storage import HEADER_NBYTES, Status, Value, copy
 
 __all__ = ["RUN_KEYS", "RUN_NBYTES", "Names", "pattern", "placed", "runs", "verdict"]
 

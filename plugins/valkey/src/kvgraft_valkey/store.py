@@ -10,7 +10,7 @@ from typing import NamedTuple, cast
 import glide_sync as glide
 
 from kvgraft import ConfigError
-from kvgraft.storage import (
+from kvgraft_storage import (
     HEADER_NBYTES,
     Capabilities,
     Damage,

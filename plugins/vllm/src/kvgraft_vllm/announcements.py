@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from kvgraft.storage import Address, Change, EventLog, StoreEvent
+from kvgraft_storage import Address, Change, EventLog, StoreEvent
 
 __all__ = ["Announcements"]
 

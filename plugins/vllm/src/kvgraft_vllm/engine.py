@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvgraft import ConfigError
-from kvgraft.storage import model_files, weights_of
+from kvgraft_storage import model_files, weights_of
 from kvgraft_vllm.identity import Engine, Group, Plain
 from kvgraft_vllm.settings import TierSettings
 

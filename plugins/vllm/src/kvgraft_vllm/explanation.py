@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvgraft.storage import Status
+from kvgraft_storage import Status
 from kvgraft_vllm.identity import Engine
 
 __all__ = ["Ending", "Explanations"]

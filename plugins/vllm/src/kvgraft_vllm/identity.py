@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvgraft.storage import Fingerprint
+from kvgraft_storage import Fingerprint
 
 __all__ = ["Engine", "Group", "Plain", "group_name"]
 

@@ -6,7 +6,7 @@ known is refused when the tier is loaded; another signature is named.
 
 from __future__ import annotations
 
-from kvgraft.storage import EngineInterface
+from kvgraft_storage import EngineInterface
 
 __all__ = ["INTERFACE"]
 

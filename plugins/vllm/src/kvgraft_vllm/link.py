@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from kvgraft.storage import Address, Completions, Storage
+from kvgraft_storage import Address, Completions, Storage
 
 __all__ = ["StoreLink"]
 

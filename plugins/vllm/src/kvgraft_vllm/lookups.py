@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from kvgraft.storage import Access, BreakerState, Status, StorageTicket
+from kvgraft_storage import Access, BreakerState, Status, StorageTicket
 from kvgraft_vllm.link import StoreLink
 
 __all__ = ["AskedKeys", "Lookups"]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from kvgraft import ConfigError
-from kvgraft.storage import (
+from kvgraft_storage import (
     Access,
     Address,
     BreakerState,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import vllm
 
 from kvgraft import ConfigError
-from kvgraft.storage import Status, open_storage
+from kvgraft_storage import Status, open_storage
 from kvgraft_vllm.counts import COUNTERS, GAUGES
 from kvgraft_vllm.engine import describe_engine
 from kvgraft_vllm.interface import INTERFACE

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from kvgraft.storage import Status, StorageTicket
+from kvgraft_storage import Status, StorageTicket
 from kvgraft_vllm.link import StoreLink
 
 __all__ = ["FinishedJob", "Job", "Transfers"]

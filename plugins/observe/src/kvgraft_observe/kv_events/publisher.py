@@ -16,9 +16,9 @@ import msgspec
 import zmq
 
 from kvgraft import Cache, ConfigError, KvgraftError
-from kvgraft.events import Cleared, Event
 from kvgraft.refusals import shown
 from kvgraft_observe.arguments import expect_count, expect_type
+from kvgraft_observe.events import Cleared, Event
 from kvgraft_observe.kv_events.replaying import ReplayBuffer
 from kvgraft_observe.kv_events.translating import Names, Translator, WireEvent, names_of
 from kvgraft_observe.kv_events.wire import END, AllBlocksCleared, Batch

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NamedTuple
 
 from kvgraft import Cache, ChunkedLocal, ConfigError, Everything, Reach, Tier, Trailing
-from kvgraft.events import Cleared, Event, Evicted, Moved, Pages, Stored
 from kvgraft_observe.arguments import expect_cache, expect_callable, expect_names
+from kvgraft_observe.events import Cleared, Event, Evicted, Moved, Pages, Stored
 from kvgraft_observe.kv_events.wire import CPU, GPU, AllBlocksCleared, BlockRemoved, BlockStored
 
 __all__ = ["Group", "Names", "Translator", "WireEvent", "names_of"]

@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from kvgraft.entry_points import Published, import_failure
 from kvgraft.errors import ConfigError
-from kvgraft.packages.entry_points import Published, import_failure
-from kvgraft.packages.installing import how_to_install
+from kvgraft.installing import how_to_install
 from kvgraft.packages.registry import select
 from kvgraft.types import Kind
 

@@ -46,7 +46,7 @@ class PoolUse(TypedDict):
 
 
 class ReachUse(TypedDict):
-    """What the layers of one component keep on DEVICE.
+    """Bytes that the layers of one component keep on DEVICE.
 
     `keeps`: its reach, in words. `per`: `"token"` or `"state"`, of which one takes `nbytes` in all
     layers.

@@ -248,7 +248,7 @@ def slot_nbytes(mounted: Iterable[Mounted]) -> dict[str, int]:
 
 
 def reaches(size: Size) -> list[ReachUse]:
-    """What each component's layers keep on DEVICE."""
+    """Bytes that each component's layers keep on DEVICE."""
     found: list[ReachUse] = []
     for each in built(parse_config(size.cache)):
         device, reach = each.component.device, each.shape.reach

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from kvgraft.cache import Cache
 from kvgraft.policies.policy import class_of
-from kvgraft.storage import StoreStats
 from kvgraft.types import PointKind
 from kvgraft_replay.report.schema import (
     CacheCounts,
@@ -151,10 +150,8 @@ def store_contents(cache: Cache) -> StoreContents | None:
     """The store's content now; waits for its answer. None if there is none."""
     if not cache.storage:
         return None
-    ticket = cache.storage.client.ask("stats", lambda store: store.stats())
-    ticket.wait(cache.config.transfer_timeout_s)
-    found = ticket.value
-    if not isinstance(found, StoreStats):
+    found = cache.storage.ask_store(cache.config.transfer_timeout_s)
+    if found is None:
         return None
     return {
         "records": found.n_records,

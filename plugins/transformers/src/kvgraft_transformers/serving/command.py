@@ -33,7 +33,7 @@ from kvgraft_transformers.serving.checkpoint import (
 )
 
 if TYPE_CHECKING:
-    from kvgraft.storage import StorageBackend
+    from kvgraft_storage import StorageBackend
     from kvgraft_transformers.serving.app import ServedModel
 
 __all__ = ["serve"]
@@ -316,7 +316,7 @@ def _open_store(options: dict[str, Any]) -> StorageBackend | None:
     Raises:
         ConfigError: one that cannot be opened or used, or policies without one.
     """
-    from kvgraft.storage import open_storage
+    from kvgraft_storage import open_storage
 
     url = options.pop("storage")
     policies = {"store": options.pop("store_policy"), "prefetch": options.pop("prefetch_policy")}

@@ -10,7 +10,8 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from kvgraft import ConfigError, TokenKey
-from kvgraft.events import Cleared, Event, EventStream, Evicted, Hit, Moved, Stored
+from kvgraft.parts import EventStream
+from kvgraft_observe.events import Cleared, Event, Evicted, Hit, Moved, Stored
 from kvgraft_transformers.serving.protocol import ApiError
 from kvgraft_transformers.serving.watching import HitLog, explanation_as_json
 from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker

@@ -92,7 +92,7 @@ INSTEAD = {
     "structured_outputs": "give a JSON schema as response_format",
     "tools": "describe them in a message",
 }
-"""What to do in place of fields that are not served, some of other servers' APIs."""
+"""Advice in place of fields that are not served, some of other servers' APIs."""
 
 PARTS = {
     "audio_url": "audio clips",
@@ -104,7 +104,7 @@ PARTS = {
     "video": "videos",
     "video_url": "videos",
 }
-"""What parts of messages are, by their type, other than text."""
+"""Names of parts of messages other than text, by their type."""
 
 PROMPTS = "give a text, a list of texts, token ids, or lists of token ids"
 

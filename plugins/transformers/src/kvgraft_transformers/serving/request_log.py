@@ -21,7 +21,7 @@ LONGEST_REASON = 200
 
 @dataclass(slots=True)
 class Record:
-    """What the routes know of one request.
+    """Facts that the routes know of one request.
 
     Attributes:
         begun: when it came, on the clock of `time.monotonic`.

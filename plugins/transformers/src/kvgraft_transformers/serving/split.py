@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kvgraft.cache import Cache
-from kvgraft.packages.dispatch import Mounted
+from kvgraft import Cache, Component
 from kvgraft.sizes import format_nbytes
 from kvgraft_transformers.memory import ModelMemory
 
@@ -19,8 +18,8 @@ def memory_split(memory: ModelMemory) -> Iterator[str]:
     tier the tokens or states that there is room for, their bytes and their share.
     """
     cache, plans = memory.cache, memory.architecture.components
-    device = {each.name: _device_nbytes(each) for each in cache.mounted}
-    host = {each.name: _host_nbytes(each) for each in cache.mounted}
+    device = {each.name: _device_nbytes(each.component) for each in cache.mounted}
+    host = {each.name: _host_nbytes(each.component) for each in cache.mounted}
     on_host = f", {format_nbytes(sum(host.values()))} on the host" if any(host.values()) else ""
     yield (
         f"{memory.model.config.model_type}, {len(memory.layers)} layers: pools of "
@@ -28,44 +27,41 @@ def memory_split(memory: ModelMemory) -> Iterator[str]:
     )
     for each in cache.mounted:
         layers = _ranges(plans[each.name]["layers"])
-        parts = [f"  {each.name}: layers {layers}", f"{_of_one(cache, each)}"]
+        parts = [f"  {each.name}: layers {layers}", f"{_of_one(cache, each.component)}"]
         for tier, nbytes in ((cache.config.device, device), ("host", host)):
             if nbytes[each.name]:
                 share = nbytes[each.name] / sum(nbytes.values())
-                room = _room(cache, each, on_host=nbytes is host)
+                room = _room(cache, each.component, on_host=nbytes is host)
                 parts.append(f"{tier} {room}, {format_nbytes(nbytes[each.name])}, {share:.1%}")
         yield "; ".join(parts)
 
 
-def _device_nbytes(each: Mounted) -> int:
-    pool = each.component.device
+def _device_nbytes(component: Component) -> int:
+    pool = component.device
     return pool.capacity * pool.slot_nbytes
 
 
-def _host_nbytes(each: Mounted) -> int:
-    mirror = each.component.host
+def _host_nbytes(component: Component) -> int:
+    mirror = component.host
     return 0 if mirror is None else mirror.allocator.capacity * mirror.slab_nbytes
 
 
-def _of_one(cache: Cache, each: Mounted) -> str:
+def _of_one(cache: Cache, component: Component) -> str:
     """The bytes of one token, or of one state."""
-    nbytes = each.component.device.slot_nbytes
-    if each.shape.reach.is_state:
+    nbytes = component.device.slot_nbytes
+    if component.reach.is_state:
         return f"{format_nbytes(nbytes)} a state"
-    return (
-        f"{format_nbytes(nbytes * each.component.slots_per_page // cache.config.page_size)} a token"
-    )
+    return f"{format_nbytes(nbytes * component.slots_per_page // cache.config.page_size)} a token"
 
 
-def _room(cache: Cache, each: Mounted, *, on_host: bool) -> str:
+def _room(cache: Cache, component: Component, *, on_host: bool) -> str:
     """The tokens or states of one tier's pool."""
-    component = each.component
     if on_host:
         assert component.host is not None
         slots = component.host.allocator.capacity
     else:
         slots = component.device.capacity
-    if each.shape.reach.is_state:
+    if component.reach.is_state:
         return f"{slots:,} states"
     return f"{slots // component.slots_per_page * cache.config.page_size:,} tokens"
 

@@ -1,0 +1,220 @@
+"""All that the core asks of parts that are packages of their own (`kvgraft.optional`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from kvgraft.requests.hits import Loaded
+    from kvgraft.requests.request import Request
+    from kvgraft.stats import StorageStats
+    from kvgraft.tree.integrity import SlotOwner
+    from kvgraft.tree.keys import TokenKey
+    from kvgraft.tree.pinning import Receipt
+    from kvgraft.types import Tier
+
+__all__ = [
+    "Arenas",
+    "EventStream",
+    "Prefetch",
+    "Recorder",
+    "StorageTier",
+]
+
+
+class Prefetch(Protocol):
+    """A fetch from STORAGE that was started when its request was queued.
+
+    Attributes:
+        key: of the request.
+        cancelled: whether the request was given up before it began.
+        reason: why it ended.
+    """
+
+    key: TokenKey
+    cancelled: bool
+    reason: str
+
+    @property
+    def anchor_tokens(self) -> int:
+        """The boundary at which it began."""
+
+    @property
+    def tokens(self) -> int:
+        """The end of the resumable part that it brought."""
+
+    @property
+    def gained_tokens(self) -> int:
+        """Tokens that STORAGE made resumable."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the policy lets the request begin; never blocks (S6)."""
+
+    def gained_of(self, anchor_tokens: int) -> int:
+        """Tokens inside a prefix that STORAGE made resumable."""
+
+
+class StorageTier(Protocol):
+    """The tier behind HOST, `Cache.storage`: part `storage`.
+
+    Attributes:
+        on_prefetch: is called with every prefetch that starts; None for nobody.
+    """
+
+    on_prefetch: Callable[[Any], object] | None
+
+    @property
+    def n_in_flight(self) -> int:
+        """Prefetches and writes that have not ended."""
+
+    def attach(self, backend: Any) -> None:
+        """Take an open store into use (S11)."""
+
+    def detach(self, deadline_s: float | None = None) -> Any:
+        """Let go of the store while serving: drain, stop, release (S11); a ticket of it."""
+
+    def clear(self) -> Any:
+        """Remove everything from the store; a ticket of it."""
+
+    def prefetch(self, key: TokenKey) -> Prefetch:
+        """Begin to fetch a prefix; returns at once (S6)."""
+
+    def cancel(self, prefetch: Any) -> None:
+        """The request was given up before it began."""
+
+    def save(self, path: str | Path) -> int:
+        """Write the index of stored data to a file; returns its nodes."""
+
+    def load(self, path: str | Path) -> Any:
+        """Fill HOST with the data that a predecessor used last, while requests are served."""
+
+    def stats(self) -> StorageStats:
+        """A copy of what it counted."""
+
+    def ask_store(self, timeout_s: float) -> Any:
+        """The content of the store, as it says itself; None without an answer in so many seconds.
+
+        An object with `n_records` and `nbytes`.
+        """
+
+    # the cache's calls
+
+    def expect(self, prefetch: object) -> None:
+        """Raise `LeaseError` for other objects than this tier's prefetches."""
+
+    def before_begin(self, key: TokenKey, prefetch: Any) -> None:
+        """A request is about to be matched: publish the pages that arrived for it (S5)."""
+
+    def give_way(self) -> bool:
+        """Let go of HOST data kept for a request that has not begun (A8); whether there was any."""
+
+    def poll(self) -> None:
+        """Go on with all that is under way, within a slice of time."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait for all that is under way, at most so long; whether it ended."""
+
+    def cleared(self, namespaces: Collection[object] | None) -> None:
+        """Namespaces, or all with None, were cleared: nothing of them is published any more."""
+
+    def owners(self) -> list[SlotOwner]:
+        """HOST slots that its fetches hold (T8)."""
+
+    def receipts(self) -> list[Receipt]:
+        """Pins that it holds."""
+
+    def check(self) -> None:
+        """Raise `IntegrityError` unless its own books add up."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Write the data that is queued, at most so long, and stop."""
+
+
+class Arenas(Protocol):
+    """One budget of bytes for several pools, and where the boundary between them is (K7).
+
+    Attributes:
+        by_tier: the arena of each tier that has one.
+        mover: moves slots; its `told` is called with each move, for those that check it.
+        balances: what decides where boundaries move.
+    """
+
+    by_tier: dict[Tier, Any]
+    mover: Any
+    balances: list[Any]
+
+    @property
+    def n_pending(self) -> int:
+        """Pools that are to get memory of others."""
+
+    @property
+    def moved_slots(self) -> int:
+        """Slots that moved so far: a table read before is of no use after one more."""
+
+    def used(self, request: Request) -> None:
+        """An admitted request uses the data that its lease pins."""
+
+    def wish(self, needs: Mapping[str, int]) -> None:
+        """A deferred request needs so many DEVICE slots, by component."""
+
+    def could_hold(self, name: str, needs: Mapping[str, int]) -> bool:
+        """Whether a component's pool could have them, wherever the boundary is."""
+
+    def extent_of(self, name: str, tier: Tier) -> int:
+        """Slots of one extent of a component's pool."""
+
+    def move(self, giver: str, taker: str, tier: Tier) -> bool:
+        """Move an extent from one pool to another; whether it moves."""
+
+    def poll(self) -> None:
+        """Move what is to move."""
+
+    def check(self) -> None:
+        """Raise `IntegrityError` unless the extents add up."""
+
+
+class EventStream(Protocol):
+    """Events of a cache for one reader.
+
+    Attributes:
+        lost: events that it lost since the cache was opened (V3).
+        failures: how often its observer raised.
+    """
+
+    lost: int
+    failures: int
+
+    def __len__(self) -> int:
+        """Events that wait."""
+
+    def begin_again(self) -> None:
+        """Forget what waits; the next events are a snapshot."""
+
+    def take(self) -> list[Any]:
+        """The events since the last call, oldest first."""
+
+    def close(self) -> None:
+        """Stop: nothing is kept for this reader any more."""
+
+
+class Recorder(Protocol):
+    """Makes events of the tree's changes for the streams that are open: part `events`."""
+
+    def open(self, limit: int, observer: Callable[[list[Any]], object] | None) -> Any:
+        """A stream, for at most `limit` events that wait."""
+
+    def hit(self, request: Request, loaded: Loaded) -> None:
+        """A request was admitted and resumes from a prefix."""
+
+    def deliver(self) -> None:
+        """Give observers their events."""
+
+    def check(self) -> None:
+        """Raise `IntegrityError` unless a mirror of the events equals the tree (V2)."""

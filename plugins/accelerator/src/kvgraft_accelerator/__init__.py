@@ -1,0 +1,18 @@
+"""A device of torch's: CUDA, ROCm, XPU, and whatever else has torch's streams and events.
+
+runtime        the device: memory, streams, events
+ways           which call moves which rows, by their sizes
+plain          the way that every device has: torch's own copies
+tables         addresses on the device, as a kernel takes them
+kernels        a kernel that copies by addresses; needs Triton
+page_locked    memory of the host that CUDA page-locks where it is
+calibration    sizes from which one way is faster than another, measured once
+
+Nobody has run it on a GPU yet. `docs/accelerators.md` says which tests show what.
+"""
+
+from __future__ import annotations
+
+from kvgraft_accelerator.runtime import Accelerator
+
+__all__ = ["Accelerator"]

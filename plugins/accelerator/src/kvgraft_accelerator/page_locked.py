@@ -1,0 +1,56 @@
+"""Memory of the host that CUDA page-locks where it is.
+
+Torch's allocator for page-locked memory takes powers of two: up to twice what was asked for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import weakref
+
+import torch
+
+from kvgraft_accelerator.cuda_driver import CudaDriver
+
+__all__ = ["page_locked"]
+
+
+def page_locked(driver: CudaDriver, nbytes: int) -> torch.Tensor:
+    """Zeroed page-locked memory, uint8 `[nbytes]`; it is unlocked with its last tensor.
+
+    Raises:
+        MemoryError: the system has not that much, or CUDA does not lock it.
+    """
+    try:
+        memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        owner = _Locked(driver, memory)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{nbytes} page-locked bytes of the host: {error}") from error
+    found = (ctypes.c_char * max(1, nbytes)).from_address(owner.address)
+    found.owner = owner  # type: ignore[attr-defined]
+    return torch.frombuffer(found, dtype=torch.uint8)[:nbytes]
+
+
+class _Locked:
+    """Page-locked memory; the driver is told when it goes.
+
+    Args:
+        driver: locks it.
+        memory: whole pages.
+
+    Attributes:
+        address: of the first byte.
+    """
+
+    def __init__(self, driver: CudaDriver, memory: mmap.mmap) -> None:
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        driver.lock(self.address, len(memory))
+        # the arguments keep the memory until it is unlocked
+        end = weakref.finalize(self, _unlock, driver, self.address, memory)
+        end.atexit = False  # the driver may be gone by then, and the memory with it
+
+
+def _unlock(driver: CudaDriver, address: int, memory: mmap.mmap) -> None:
+    del memory
+    driver.unlock(address)

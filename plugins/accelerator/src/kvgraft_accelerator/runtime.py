@@ -1,0 +1,221 @@
+"""The device: torch's memory, and torch's streams and events that CUDA, ROCm and XPU share.
+
+copies ──► ways: by addresses or row by row ──► a torch.Stream ──► a torch.Event
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+
+from kvgraft.devices.rows import PlaneCopy
+from kvgraft.devices.runtime import CopySizes, Event, Purpose
+from kvgraft.errors import ConfigError, TransferError
+from kvgraft_accelerator import plain
+from kvgraft_accelerator.calibration import calibrated, given_sizes
+from kvgraft_accelerator.cuda_driver import CudaDriver
+from kvgraft_accelerator.fragments import Fragmenter
+from kvgraft_accelerator.page_locked import page_locked
+from kvgraft_accelerator.ways import Ways, find_ways, parted
+
+__all__ = ["Accelerator", "AcceleratorEvent", "AcceleratorStream"]
+
+FIRST_LOOK_S, LAST_LOOK_S = 20e-6, 1e-3
+"""Seconds between two looks at an event that the host waits for: at first, and most."""
+
+PRIORITIES = {Purpose.LOAD_BACK: -1}
+"""Lower is sooner. The others have 0, than which torch has none later; a model's stream has it,
+too, unless the engine says otherwise."""
+
+
+class Accelerator:
+    """A device of torch's; see `DeviceRuntime`. The scheduler's thread uses it.
+
+    Args:
+        name: as torch names it, such as `cuda` or `cuda:1`.
+        sizes: when copies take which way; by default those of the environment, else measured once
+            and kept in a file.
+        ways: the ways of this device; by default those that are found.
+
+    Attributes:
+        ways: see above.
+
+    Raises:
+        ConfigError: torch has not this device here, or none of its streams.
+    """
+
+    def __init__(self, name: str, sizes: CopySizes | None = None, ways: Ways | None = None) -> None:
+        try:
+            self.device = torch.empty(0, device=name).device  # with its number
+            with torch.Stream(self.device):
+                pass
+        except (RuntimeError, AssertionError, AttributeError, TypeError) as error:
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"device {name!r}: torch {torch.__version__} has no streams for it, {reason}; "
+                "use cpu, or torch 2.7 and later"
+            ) from error
+        self._driver = CudaDriver.find() if self.device.type == "cuda" else None
+        self.ways = find_ways(self.device, self._driver) if ways is None else ways
+        self._fragmenter = Fragmenter()
+        self._locked: dict[int, torch.Tensor] = {}
+        self.sizes = CopySizes()
+        chosen = sizes or given_sizes(os.environ)
+        if chosen is not None:
+            self.sizes = chosen
+        elif self.ways.batched is not None and self.ways.kernel is not None:
+            self.sizes = calibrated(self, self._driver)
+
+    def zeros(self, shape: Sequence[int], dtype: torch.dtype, label: str) -> torch.Tensor:
+        """Zeroed memory of the device, from torch's allocator."""
+        del label
+        return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
+
+    def page_locked(self, nbytes: int, label: str) -> torch.Tensor:
+        """Zeroed memory of the host, page-locked as one block; it stays as long as the device.
+
+        Raises:
+            MemoryError: CUDA locks no more of it.
+            RuntimeError: torch gets no more of it.
+        """
+        del label
+        memory = self.page_locked_for_now(nbytes)
+        self._locked[memory.untyped_storage().data_ptr()] = memory
+        return memory
+
+    def page_locked_for_now(self, nbytes: int) -> torch.Tensor:
+        """The same, unlocked with its last tensor."""
+        if self._driver is None:
+            return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
+        self._driver.synchronize(self.device)  # makes the device's context this thread's
+        return page_locked(self._driver, nbytes)
+
+    def is_page_locked(self, tensor: torch.Tensor) -> bool:
+        """Whether copies reach a tensor of the host in the background."""
+        return tensor.untyped_storage().data_ptr() in self._locked or tensor.is_pinned()
+
+    def stream(self, purpose: Purpose) -> AcceleratorStream:
+        """A new stream."""
+        raw = torch.Stream(self.device, priority=PRIORITIES.get(purpose, 0))
+        return AcceleratorStream(self, raw, purpose)
+
+    def compute(self) -> AcceleratorStream:
+        """Torch's current stream of the calling thread."""
+        with _told(f"{self.device}"):
+            raw = torch.accelerator.current_stream(self.device)
+        return AcceleratorStream(self, raw, Purpose.COMPUTE)
+
+    def orders(self, fence: object) -> bool:
+        """Whether it is an event of this device: one of ours, or one of torch's."""
+        if isinstance(fence, AcceleratorEvent):
+            return fence.event.device.type == self.device.type
+        module = torch.get_device_module(self.device)
+        return isinstance(fence, (torch.Event, getattr(module, "Event", torch.Event)))
+
+    def copy(
+        self, groups: Sequence[Sequence[PlaneCopy]], stream: AcceleratorStream
+    ) -> Iterator[None]:
+        """Submit copies to torch's current stream; a step for each group."""
+        ways = self.ways
+        if stream.purpose is Purpose.COMPUTE:  # CUDA's default stream takes no batched copies
+            ways = ways._replace(batched=None)
+        on_host = {
+            id(each): each
+            for group in groups
+            for copy in group
+            for each in copy[1:3]
+            if each.device.type == "cpu"
+        }
+        if ways.by_address and all(map(self.is_page_locked, on_host.values())):
+            for fragments in self._fragmenter.of_groups(groups):
+                for way, some in parted(ways, self.sizes, fragments, crosses_bus=bool(on_host)):
+                    way(some, stream.raw)
+                yield
+        else:
+            for group in groups:
+                plain.copy_rows(group, stream, self.is_page_locked)
+                yield
+
+
+class AcceleratorEvent:
+    """A point of a stream; see `Event`.
+
+    Attributes:
+        event: torch's, for an engine's own streams: `torch.cuda.current_stream().wait_event(it)`.
+    """
+
+    def __init__(self, event: torch.Event, where: str) -> None:
+        self.event = event
+        self._where = where
+
+    def done(self) -> bool:
+        """Whether the device got there."""
+        with _told(self._where):
+            return self.event.query()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Look until the device got there, or `timeout` seconds are over.
+
+        A lost device raises at the next look; torch's own wait has no bound.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = FIRST_LOOK_S
+        while not self.done():
+            left = pause if end is None else end - time.monotonic()
+            if left <= 0:
+                return False
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, LAST_LOOK_S)
+        return True
+
+
+class AcceleratorStream:
+    """A stream; see `Stream`.
+
+    Attributes:
+        raw: torch's.
+        purpose: the use that was asked for.
+    """
+
+    def __init__(self, device: Accelerator, raw: torch.Stream, purpose: Purpose) -> None:
+        self.raw, self.purpose = raw, purpose
+        self._device = device
+        self._where = f"{device.device}, stream {purpose.value}"
+
+    def copy(self, groups: Sequence[Sequence[PlaneCopy]]) -> list[Event]:
+        """Submit copies, group after group; see `Stream.copy`."""
+        events: list[Event] = []
+        with _told(self._where), self.raw:
+            for _ in self._device.copy(groups, self):
+                events.append(self.record())
+        return events
+
+    def record(self) -> AcceleratorEvent:
+        """An event behind all that was submitted so far."""
+        with _told(self._where):
+            return AcceleratorEvent(self.raw.record_event(), self._where)
+
+    def wait(self, event: Event) -> None:
+        """Work submitted from now on runs after `event`: one of ours, or one of torch's."""
+        raw = event.event if isinstance(event, AcceleratorEvent) else cast(torch.Event, event)
+        with _told(self._where):
+            self.raw.wait_event(raw)
+
+
+@contextmanager
+def _told(where: str) -> Iterator[None]:
+    """Errors of torch and of the driver become transfer errors that say where.
+
+    Raises:
+        TransferError: the device failed; from then on torch says so at every call.
+    """
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        lines = str(error).splitlines() or [type(error).__name__]
+        raise TransferError(f"{where}: {lines[0]}") from error

@@ -1,0 +1,108 @@
+"""Which call moves which rows.
+
+Three ways, of which a device has one or more. The driver's *batched* call leaves the processors of
+a GPU alone and is as fast as the bus for large pieces. A *kernel* is faster for many small ones,
+and for copies within the device. *Plain* copies of torch's are everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+
+from kvgraft.devices.runtime import CopySizes
+from kvgraft_accelerator.cuda_driver import CudaDriver
+from kvgraft_accelerator.fragments import Fragments
+
+__all__ = ["BatchedCopies", "Way", "Ways", "find_ways", "parted"]
+
+FEWEST = 16
+"""Small pieces that are worth a kernel's launch."""
+
+
+class Way(Protocol):
+    """A call that takes many copies."""
+
+    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
+        """Submit copies of pieces, which run in any order; the arrays may change afterwards.
+
+        Args:
+            fragments: at least one, none empty.
+            stream: torch's current one.
+        """
+
+
+class Ways(NamedTuple):
+    """The ways of a device that take addresses.
+
+    Attributes:
+        batched: for large pieces; None where the driver has no such call.
+        kernel: for small ones; None without Triton.
+    """
+
+    batched: Way | None = None
+    kernel: Way | None = None
+
+    @property
+    def by_address(self) -> bool:
+        """Whether it has any."""
+        return self.batched is not None or self.kernel is not None
+
+
+def parted(
+    ways: Ways, sizes: CopySizes, fragments: Fragments, *, crosses_bus: bool
+) -> Iterator[tuple[Way, Fragments]]:
+    """The pieces by the way that each goes; none is empty, each goes one way.
+
+    Args:
+        ways: of the device, at least one.
+        sizes: when to copy how.
+        fragments: any number of pieces of any size.
+        crosses_bus: whether one side is on the host.
+    """
+    there = fragments.nbytes > 0
+    large = there & (fragments.nbytes >= sizes.batched_nbytes)
+    if ways.batched is None or (ways.kernel is not None and not crosses_bus):
+        large = there & False
+    elif ways.kernel is None or np.count_nonzero(there & ~large) < FEWEST:
+        large = there
+    for way, which in ((ways.batched, large), (ways.kernel, there & ~large)):
+        if way is not None and which.any():
+            yield way, fragments if which.all() else Fragments(*(each[which] for each in fragments))
+
+
+class BatchedCopies:
+    """The driver's call for many copies, CUDA 12.8 and later.
+
+    Args:
+        driver: has the call.
+    """
+
+    def __init__(self, driver: CudaDriver) -> None:
+        self._driver = driver
+
+    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
+        """Submit them; see `Way`."""
+        self._driver.copy_batch(fragments, self.handle(stream))
+
+    def handle(self, stream: torch.Stream) -> int:
+        """The driver's name for a stream."""
+        same = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+            stream_id=stream.stream_id,
+            device_index=stream.device_index,
+            device_type=stream.device_type,
+        )
+        return int(same.cuda_stream)
+
+
+def find_ways(device: torch.device, driver: CudaDriver | None) -> Ways:
+    """The ways that a device has here."""
+    batched = BatchedCopies(driver) if driver is not None and driver.can_batch else None
+    try:
+        from kvgraft_accelerator.kernels import KernelCopies
+    except ImportError:
+        return Ways(batched)
+    return Ways(batched, KernelCopies(device))

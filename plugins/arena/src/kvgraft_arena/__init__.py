@@ -1,0 +1,17 @@
+"""One byte budget per tier: pools lease extents of it, and the boundary between them moves (K7).
+
+extents     an arena: which pool leases how much, and moves from one to another
+moving      slots of closed extents move to open ones
+holders     the node that holds each slot
+balance     decides where the boundary moves
+shadows     what pools would have been hit for with more bytes
+sums        names of prefixes
+tiers       the arenas of a cache
+"""
+
+from __future__ import annotations
+
+from kvgraft_arena.extents import Arena, Lessee
+from kvgraft_arena.tiers import Arenas
+
+__all__ = ["Arena", "Arenas", "Lessee"]

@@ -1,0 +1,61 @@
+"""Decides where the boundary moves: to the pool whose shadow is hit more.
+
+It knows hits over equal bytes and nothing else, has no clock and draws nothing, so equal calls move
+equal boundaries (K3). Every 50 requests it compares the hits of all shadows, those before counting
+0.8 of the later ones each time; the best gets an extent of the worst if it leads by 1.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvgraft_arena.extents import Arena, Lessee
+from kvgraft_arena.shadows import Shadow
+
+__all__ = ["Balance"]
+
+REQUESTS = 50
+KEPT = 0.8
+LEAD = 1.2
+
+
+class Balance:
+    """Moves the boundaries of one arena.
+
+    Args:
+        arena: the extents.
+        shadows: the shadow of each of its pools, in their order.
+
+    Attributes:
+        gains: tokens that each pool's shadow would have found lately, in the same order.
+    """
+
+    def __init__(self, arena: Arena, shadows: Sequence[Shadow]) -> None:
+        self.arena = arena
+        self.shadows = shadows
+        self.gains = [0.0] * len(shadows)
+        self._until = REQUESTS
+
+    def used(self) -> None:
+        """A request was counted."""
+        self._until -= 1
+
+    def step(self) -> None:
+        """Compare, if it is time, and begin to move an extent where that gains."""
+        if self._until > 0:
+            return
+        self._until = REQUESTS
+        for at, shadow in enumerate(self.shadows):
+            self.gains[at] = self.gains[at] * KEPT + shadow.hits
+            shadow.hits = 0
+        ranked = sorted(zip(self.gains, self.arena.lessees), key=_gain, reverse=True)
+        gain, taker = ranked[0]
+        for loss, giver in reversed(ranked[1:]):
+            if gain <= LEAD * loss or self.arena.is_pending:
+                return
+            if self.arena.begin(giver, taker):
+                return
+
+
+def _gain(ranked: tuple[float, Lessee]) -> float:
+    return ranked[0]

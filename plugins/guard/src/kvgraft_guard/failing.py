@@ -1,0 +1,86 @@
+"""Checks of operations that raise (I8, R2)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvgraft.errors import ContractViolation, PluginHookError
+from kvgraft.requests.request import Request
+from kvgraft.tree.pinning import Receipt
+from kvgraft_guard.books import FREE, IN_FLIGHT, PINNED, PRIVATE, PROMISED, Counts, Reading
+from kvgraft_guard.standing import Standing
+from kvgraft_guard.watched import Watched
+
+__all__ = ["Attempt", "Failing"]
+
+LEAVES_NO_TRACE = frozenset({"begin", "admit", "load_back", "restart", "next_chunk", "evict"})
+"""Operations that, if they fail, leave promises and requests' slots as they were."""
+
+
+MATCHES = frozenset({"begin", "admit", "restart"})
+"""Operations that may begin backups of matched data."""
+
+
+class Attempt(NamedTuple):
+    """An operation before it ran.
+
+    Attributes:
+        name: of the operation.
+        request: whose it is, if it is a request's.
+        receipt: that request's then.
+        was: the books then.
+    """
+
+    name: str
+    request: Request | None
+    receipt: Receipt | None
+    was: Reading
+
+
+class Failing:
+    """Checks the books of one cache after an exception."""
+
+    def __init__(self, watched: Watched, standing: Standing) -> None:
+        self.watched = watched
+        self.standing = standing
+
+    def check(self, attempt: Attempt, error: Exception) -> None:
+        """The books balance, and are as they were where nothing was done yet.
+
+        Evictions made for the operation stand; the slots they freed were evictable.
+        """
+        now = self.watched.books.read()
+        self.standing.check_balance(attempt.name, now)
+        kept = self._kept(attempt, error)
+        for at, (before, after) in enumerate(zip(attempt.was.counts, now.counts)):
+            if any(before[term] != after[term] for term in kept):
+                self._raise(attempt.name, at, before, after, error)
+
+    def _kept(self, attempt: Attempt, error: Exception) -> tuple[int, ...]:
+        """Terms of the ledgers that must be as they were."""
+        name, request = attempt.name, attempt.request
+        asked_first = (
+            isinstance(error, PluginHookError)
+            and error.hook == "acquire_component_lock"
+            and not self.watched.tree.has_state
+        )
+        if name not in LEAVES_NO_TRACE:
+            return (FREE, PINNED, PRIVATE, IN_FLIGHT, PROMISED) if asked_first else ()
+        if request is not None and request.receipt is not attempt.receipt:
+            # Matched anew before it failed: the pins are others', and a restart gives up the rest.
+            return () if name == "restart" else (PRIVATE, PROMISED)
+        if name in self.watched.ends_backups:
+            return (PRIVATE, PROMISED)
+        if self.watched.copies_hits and name in MATCHES and not asked_first:
+            return (PRIVATE, PROMISED)
+        return (PINNED, PRIVATE, IN_FLIGHT, PROMISED)
+
+    def _raise(self, name: str, at: int, before: Counts, after: Counts, error: Exception) -> None:
+        pool = self.watched.books.pools[at]
+        evidence = (
+            f"{name} raised {type(error).__name__} and the {pool.name} pool went from {before} to "
+            f"{after} (free, evictable, pinned, private, in flight, promised)"
+        )
+        if name == "load_back":
+            raise ContractViolation("R2", pool.component, evidence)
+        raise ContractViolation("I8", pool.component, evidence)

@@ -1,0 +1,224 @@
+"""Checks of copies handed to the transfer engine and published (B1, B2, B3, L8, R2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvgraft.config import WritePolicy
+from kvgraft.errors import ContractViolation
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.transfers import Fence, Transfer
+from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.integrity import check_transfers
+from kvgraft.tree.node import CLEAN, Node
+from kvgraft.tree.operations import Operation
+from kvgraft.types import Direction
+from kvgraft_guard.hooks import HookGuard
+from kvgraft_guard.watched import Watched
+
+__all__ = ["Moves"]
+
+Submit = Callable[[Operation, Direction, Fence | None], Transfer]
+
+BACKS_UP = {
+    WritePolicy.WRITE_THROUGH: frozenset({"checkpoint", "finish", "begin", "admit", "restart"}),
+    WritePolicy.WRITE_THROUGH_SELECTIVE: frozenset({"begin", "admit", "restart"}),
+    WritePolicy.WRITE_BACK: frozenset({"poll"}),
+}
+"""Operations in which data that stays on DEVICE is copied to HOST."""
+
+
+class Moves:
+    """Watches a cache's transfers.
+
+    Args:
+        watched: the cache.
+        hooks: the wrappers around its components' hooks.
+        is_looking: whether the operation that runs is looked at.
+    """
+
+    def __init__(
+        self, watched: Watched, hooks: Sequence[HookGuard], is_looking: Callable[[], bool]
+    ) -> None:
+        cache = watched.cache
+        self.watched = watched
+        self.tree = cache.tree
+        self.hooks = hooks
+        self.is_looking = is_looking
+        self._left: list[tuple[Node, TreeComponent, bool]] = []
+
+    def leaves(self, node: Node, component: TreeComponent) -> None:
+        """A cell is to give up its DEVICE slots: note whether HOST has its data, or gets it."""
+        cell = node.cells[component.index]
+        # Left behind and used by nobody since, it is not worth a copy (I9).
+        self._left.append((node, component, cell.is_backed or cell.stamp < 0))
+
+    def submit(
+        self,
+        submit: Submit,
+        operation: Operation,
+        direction: Direction,
+        fence: Fence | None,
+    ) -> Transfer:
+        """`Journal.submit`, once the operation is sound."""
+        if self.is_looking():
+            self._check_pins(operation, direction)
+            check_transfers(self.tree, (), [operation])
+            if operation.to_host:
+                self._check_policy(operation)
+                self._check_demoted(operation)
+                self._check_hangs(operation)
+            if operation.to_host and operation.receipt is not None:
+                self._check_backup(operation.nodes[0])
+        self._left.clear()
+        for hook in self.hooks:
+            hook.moves_begin()
+        try:
+            transfer = submit(operation, direction, fence)
+        except BaseException:
+            for hook in self.hooks:
+                hook.moves_failed()
+            raise
+        if self.is_looking():
+            self.watched.contents.submitted(transfer)
+        return transfer
+
+    def end(self, acknowledge: Callable[[Transfer], None], transfer: Transfer) -> None:
+        """`Journal.acknowledge`, if the copies have ended; then check the published data."""
+        operation = transfer.operation
+        if not self.is_looking() or operation is None:
+            self.watched.contents.forget(transfer)
+            acknowledge(transfer)
+            return
+        if not transfer.ticket.done:
+            raise ContractViolation(
+                "B3",
+                None,
+                f"a {transfer.direction.value} is acknowledged with "
+                f"{transfer.ticket.layers_done} of {len(transfer.ticket.layers)} layers copied",
+            )
+        self.watched.contents.ending(transfer)
+        if operation.receipt is not None:
+            check_transfers(self.tree, (), [operation])
+        nodes = list(operation.nodes)
+        arriving = [
+            (node, component)
+            for node in nodes
+            for component, cell in zip(self.tree.components, node.cells)
+            if cell.incoming is not None and cell.incoming.operation == id(operation)
+        ]
+        acknowledge(transfer)
+        for node in nodes if operation.to_host else ():
+            self._check_published(node)
+        for node, component in () if operation.to_host or transfer.failed else arriving:
+            if node.cells[component.index].device is None:
+                raise ContractViolation(
+                    "R5",
+                    component.name,
+                    f"a load-back of {len(nodes)} nodes ended and {node!r} is not on DEVICE",
+                )
+
+    def _check_pins(self, operation: Operation, direction: Direction) -> None:
+        """It holds pins of its own, or the slots themselves (L8)."""
+        leaving = {index for index, _ in operation.detached}
+        for pair in operation.pairs:
+            name = self.tree.components[pair.component].name
+            if len(pair.device) != len(pair.host):
+                raise ContractViolation(
+                    "B3",
+                    name,
+                    f"a {direction.value} pairs {len(pair.device) // SLOT_BYTES} DEVICE slots with "
+                    f"{len(pair.host) // SLOT_BYTES} on HOST",
+                )
+            if operation.receipt is None and pair.component not in leaving:
+                raise ContractViolation(
+                    "L8",
+                    name,
+                    f"a {direction.value} holds neither pins nor its "
+                    f"{len(pair.device) // SLOT_BYTES} DEVICE slots",
+                )
+        if operation.receipt is not None and operation.receipt.released:
+            raise ContractViolation(
+                "L8",
+                None,
+                f"a {direction.value} of {len(operation.nodes)} nodes holds a released receipt",
+            )
+
+    def _check_policy(self, operation: Operation) -> None:
+        """Data is copied when the policy says: shared, hit, evicted or the next to be (B6)."""
+        name, leaves = self.watched.operation, operation.receipt is None
+        if self.watched.write_back:
+            node = operation.nodes[0]
+            if leaves or (name in BACKS_UP[self.watched.policy] and self._next_to_go(node)):
+                return
+        elif not leaves and name in BACKS_UP[self.watched.policy]:
+            return
+        raise ContractViolation(
+            "B6",
+            None,
+            f"{operation.n_slots()} slots are backed up in {name}, "
+            f"{'as they leave DEVICE' if leaves else 'where they stay'}, under "
+            f"{self.watched.policy.value}",
+        )
+
+    def _next_to_go(self, node: Node) -> list[TreeComponent]:
+        """Components in whose clean reserves a node is."""
+        return [each for each in self.tree.components if node.cells[each.index].queued & CLEAN]
+
+    def _check_demoted(self, operation: Operation) -> None:
+        """Data that leaves DEVICE with a victim is copied first, windows and states too (E4)."""
+        copied = {pair.component for pair in operation.pairs}
+        for node, component, on_host in self._left:
+            if (
+                operation.receipt is None
+                and node in operation.nodes
+                and component.host is not None
+                and not on_host
+                and component.index not in copied
+            ):
+                raise ContractViolation(
+                    "E4",
+                    component.name,
+                    f"{node!r} leaves DEVICE with a copy of {len(copied)} components, and without "
+                    "one of this component's data",
+                )
+
+    def _check_hangs(self, operation: Operation) -> None:
+        """The node above has a copy on HOST, or one on its way (B1)."""
+        parent = operation.nodes[0].parent
+        if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
+            return
+        for component in self.tree.prefix_closed:
+            cell = parent.cells[component.index]
+            coming = cell.incoming is not None and cell.incoming.to_host
+            if component.host is not None and cell.host is None and not coming:
+                raise ContractViolation(
+                    "B1",
+                    component.name,
+                    f"{operation.nodes[0]!r} is backed up before {parent!r} above it",
+                )
+
+    def _check_backup(self, node: Node) -> None:
+        """No component's data stays behind that leaves with the copied data (B2)."""
+        leaving = {at for each in self._next_to_go(node) for at in each.narrower}
+        for component in self.tree.components:
+            if self.watched.write_back and component.index not in leaving:
+                continue
+            cell = node.cells[component.index]
+            mirrored = component.host is not None and cell.device is not None and cell.stamp >= 0
+            if mirrored and cell.host is None and cell.incoming is None:
+                raise ContractViolation(
+                    "B2", component.name, f"{node!r} is backed up without this component's data"
+                )
+
+    def _check_published(self, node: Node) -> None:
+        """Backed-up data does not lie below a gap (B1)."""
+        parent = node.parent
+        if parent is None or parent.parent is None or not self.tree.prefix_closed_host:
+            return
+        for component in self.tree.prefix_closed:
+            above, cell = parent.cells[component.index], node.cells[component.index]
+            if cell.host is not None and above.host is None:
+                raise ContractViolation(
+                    "B1", component.name, f"{node!r} is on HOST and {parent!r} above it is not"
+                )

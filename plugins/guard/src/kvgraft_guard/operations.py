@@ -1,0 +1,152 @@
+"""A cache whose operations are looked at, one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from numbers import Integral
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from kvgraft.types import Namespaces, Tier
+from kvgraft_guard.watching import Guard
+
+if TYPE_CHECKING:
+    from kvgraft.admission.decision import Decision
+    from kvgraft.cache import Cache as _Operations
+    from kvgraft.policies import Hint
+    from kvgraft.requests.pins import Pin
+    from kvgraft.requests.request import Request
+    from kvgraft.requests.state_slots import InnerStates
+    from kvgraft.stats import ClearStats
+    from kvgraft.transfers import Fence, Transfer
+    from kvgraft.tree.keys import TokenKey
+else:
+    _Operations = object
+
+__all__ = ["GuardedOperations", "guarded_operations"]
+
+
+class GuardedOperations(_Operations):
+    """The operations of a cache, with the guard around each."""
+
+    guard: Guard
+
+    def begin(self, key: TokenKey, *, resume_at: Any = None, **others: Any) -> Request:
+        if isinstance(resume_at, Iterator):  # the guard reads it, too
+            resume_at = tuple(resume_at)
+        found: Request = self.guard.look("begin", super().begin, key, resume_at=resume_at, **others)
+        return found
+
+    def admit(self, request: Request) -> Decision:
+        decision: Decision = self.guard.look("admit", super().admit, request)
+        return decision
+
+    def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
+        started: list[Transfer] = self.guard.look("load_back", super().load_back, request, fence)
+        return started
+
+    def restart(self, request: Request) -> None:
+        self.guard.look("restart", super().restart, request)
+
+    def next_chunk(self, request: Request, limit: int | None = None) -> int:
+        limit = _index(limit)
+        n_tokens: int = self.guard.look("next_chunk", super().next_chunk, request, limit)
+        return n_tokens
+
+    def allocate(self, request: Request, n_tokens: int) -> bool:
+        given: bool = self.guard.look("allocate", super().allocate, request, _number(n_tokens))
+        return given
+
+    def computed(
+        self,
+        request: Request,
+        n_tokens: int,
+        fence: Fence | None = None,
+        states: InnerStates | None = None,
+    ) -> None:
+        n_tokens = _number(n_tokens)
+        self.guard.look("computed", super().computed, request, n_tokens, fence, states)
+
+    def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
+        shared: bool = self.guard.look("checkpoint", super().checkpoint, request, fence)
+        return shared
+
+    def finish(
+        self,
+        request: Request,
+        fence: Fence | None = None,
+        hint: Hint | str | None = None,
+        **others: Any,
+    ) -> int:
+        cached: int = self.guard.look("finish", super().finish, request, fence, hint, **others)
+        return cached
+
+    def abort(self, request: Request) -> None:
+        self.guard.look("abort", super().abort, request)
+
+    def poll(self) -> int:
+        # A poll has nothing to do, and is not looked at, where nothing is in flight or cleared,
+        # nothing is copied ahead and no memory moves.
+        watched = self.guard.watched
+        idle = not any(watched.queues) and not self.tree.cleared and not watched.write_back
+        if self.arenas is None and idle:
+            return super().poll()
+        ended: int = self.guard.look("poll", super().poll)
+        return ended
+
+    def drain(self) -> bool:
+        all_ended: bool = self.guard.look("drain", super().drain)
+        return all_ended
+
+    def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> bool:
+        moves: bool = self.guard.look("move_memory", super().move_memory, giver, taker, tier)
+        return moves
+
+    def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
+        n_slots = _index(n_slots)
+        freed: int = self.guard.look("evict", super().evict, component, n_slots, tier)
+        return freed
+
+    def pin(self, key: TokenKey, **others: Any) -> Pin:
+        pin: Pin = self.guard.look("pin", super().pin, key, **others)
+        return pin
+
+    def unpin(self, pin: Pin) -> None:
+        self.guard.look("unpin", super().unpin, pin)
+
+    def unpin_all(self, owner: str) -> int:
+        n_pins: int = self.guard.look("unpin_all", super().unpin_all, owner)
+        return n_pins
+
+    def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
+        cleared: ClearStats = self.guard.look("clear", super().clear, namespace)
+        return cleared
+
+    def close(self) -> None:
+        super().close()
+        self.guard.closed()
+
+
+def _number(given: Any) -> Any:
+    """A number of another library as Python's, which the guard adds to others without overflow.
+
+    Other objects stay as they are: the operation says what is wrong with them.
+    """
+    if type(given) is bool or not isinstance(given, Integral):
+        return given
+    return int(given)
+
+
+def _index(given: Any) -> Any:
+    """The same where the operation takes whatever is an index, such as a tensor of one number."""
+    if type(given) is bool:
+        return given
+    try:
+        return index(given)
+    except TypeError:
+        return given
+
+
+def guarded_operations(plain: type[Any]) -> type[Any]:
+    """`plain`, with the guard around its operations."""
+    return type(plain.__name__, (GuardedOperations, plain), {"__doc__": plain.__doc__})

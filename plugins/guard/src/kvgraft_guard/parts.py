@@ -1,0 +1,308 @@
+"""The guarded parts of a cache: each calls the part it stands for, with checks around the call.
+
+The guard itself comes last, when all parts are there; until then they act like the plain ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from kvgraft.config import CacheConfig, GuardMode
+from kvgraft.errors import ContractViolation
+from kvgraft.no_storage import NoStorage
+from kvgraft.packages.dispatch import Mounted
+from kvgraft.packages.registry import Plugin
+from kvgraft.parts_factory import CacheParts, Part, PartsFactory
+from kvgraft.requests.clean_reserve import CleanReserve
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Request
+from kvgraft.requests.rows import Rows
+from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.stepping import Batch, Step, Stepper
+from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
+from kvgraft.tree.component import Cause, ComponentShape, TreeComponent
+from kvgraft.tree.keys import TOKEN_BYTES
+from kvgraft.tree.ledger import PoolBooks
+from kvgraft.tree.node import Node
+from kvgraft.tree.operations import Operation
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Direction, Tier
+from kvgraft_guard.hooks import HookGuard
+from kvgraft_guard.operations import guarded_operations
+from kvgraft_guard.splits import check_split, read_node
+from kvgraft_guard.tiering import GuardedTier, Tiering
+from kvgraft_guard.watching import Guard
+from kvgraft_storage.tier import StorageTier
+
+__all__ = [
+    "GuardedCleanReserve",
+    "GuardedEvictor",
+    "GuardedJournal",
+    "GuardedPartsFactory",
+    "GuardedStateSlots",
+    "GuardedStepper",
+    "GuardedTree",
+]
+
+
+class _Guarded:
+    """A part that is told of the guard when all parts are there."""
+
+    guard: Guard | None = None
+
+
+class GuardedTree(_Guarded, Tree):
+    """A tree that reports data coming to its nodes, data leaving them, and splits to the guard."""
+
+    def split(self, node: Node, at: int) -> Node:
+        was = read_node(node)
+        upper = super().split(node, at)
+        check_split(self, was, upper, node, at)
+        return upper
+
+    def put_device(
+        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
+    ) -> None:
+        super().put_device(node, component, slots, source)
+        if self.guard is not None:
+            self.guard.watched.contents.arrived(Tier.DEVICE, component, slots)
+
+    def extend_device(self, node: Node, component: TreeComponent, slots: bytes, start: int) -> None:
+        super().extend_device(node, component, slots, start)
+        if self.guard is not None:
+            self.guard.watched.contents.arrived(Tier.DEVICE, component, slots)
+
+    def put_host(
+        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
+    ) -> None:
+        super().put_host(node, component, slots, source)
+        if self.guard is not None:
+            self.guard.watched.contents.arrived(Tier.HOST, component, slots)
+
+    def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
+        if self.guard is not None:
+            self.guard.moves.leaves(node, component)
+        self._expect_cleared(node, component, cause)
+        return super().detach_device(node, component, cause)
+
+    def sink_device(self, node: Node, n_cells: int) -> None:
+        if self.guard is not None:
+            self.guard.watched.rooms.sinks(node)
+        super().sink_device(node, n_cells)
+
+    def drop_host(self, node: Node, component: TreeComponent, cause: Cause) -> None:
+        if self.guard is not None:
+            self.guard.watched.rooms.drops(node)
+        self._expect_cleared(node, component, cause)
+        super().drop_host(node, component, cause)
+
+    def _expect_cleared(self, node: Node, component: TreeComponent, cause: Cause) -> None:
+        """Only data of a cleared namespace is cleared (E2)."""
+        if cause == "cleared" and not self.is_cleared(node):
+            raise ContractViolation(
+                "E2", component.name, f"{node!r} is dropped as cleared, and its namespace is not"
+            )
+
+    def remove_dead(self, node: Node) -> None:
+        if self.guard is not None:
+            self.guard.watched.rooms.removes(node)
+        super().remove_dead(node)
+
+
+class GuardedJournal(_Guarded, Journal):
+    """A journal whose transfers are compared with the tree's reservations for them."""
+
+    def submit(
+        self, operation: Operation, direction: Direction, fence: Fence | None = None
+    ) -> Transfer:
+        if self.guard is None:
+            return super().submit(operation, direction, fence)
+        return self.guard.moves.submit(super().submit, operation, direction, fence)
+
+    def acknowledge(self, transfer: Transfer) -> None:
+        if self.guard is None:
+            super().acknowledge(transfer)
+        else:
+            self.guard.moves.end(super().acknowledge, transfer)
+            self.guard.acknowledged()
+
+
+class GuardedEvictor(_Guarded, Evictor):
+    """An evictor that may free no more than the operation needs."""
+
+    def take_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+        if self.guard is None:
+            return super().take_device(component, n_slots, tenant)
+        rooms = self.guard.watched.rooms
+        return rooms.free_device(super().take_device, component, n_slots, tenant)
+
+    def take_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+        if self.guard is None:
+            return super().take_host(component, n_slots, tenant)
+        rooms = self.guard.watched.rooms
+        return rooms.free_host(super().take_host, component, n_slots, tenant)
+
+
+class GuardedCleanReserve(_Guarded, CleanReserve):
+    """A clean reserve whose entries are looked at as they are made."""
+
+    def fill_pool(self, component: TreeComponent, n_slots: int) -> None:
+        if self.guard is None or not self.guard.looking:
+            super().fill_pool(component, n_slots)
+        else:
+            self.guard.reserve.fill_pool(super().fill_pool, component, n_slots)
+
+
+class GuardedStateSlots(StateSlots):
+    """New states hold bytes that show, NaN for floats: an engine that takes them for zero is wrong.
+
+    Where the guard looks at all operations.
+    """
+
+    def set_up_states(self, request: Request) -> None:
+        new = [part for part in request.state_parts if part.live is None]
+        super().set_up_states(request)
+        for part in new if request.fresh else ():
+            device = self.mounted[part.component.index].component.device
+            if part.live is not None and device.device.type != "meta":
+                for lanes in device.lanes:
+                    ones = -1 if lanes.dtype.is_signed else 255
+                    lanes[int.from_bytes(part.live, "little")] = ones
+
+
+class GuardedStepper(_Guarded, Stepper):
+    """A stepper that takes requests ways of their own where the guard looks at them.
+
+    Of a sampled guard that is one request of so many, over all steps; its row of every table is
+    looked at too. Array operations over the others are not; `check_integrity` compares their rows.
+    """
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._n_requests = 0
+
+    def chosen(self, requests: Sequence[Request]) -> npt.NDArray[np.bool_] | None:
+        if self.guard is None:
+            return None
+        at = np.arange(self._n_requests, self._n_requests + len(requests))
+        self._n_requests += len(requests)
+        chosen: npt.NDArray[np.bool_] = at % self.guard.period == 0
+        self.guard.chosen = [requests[each] for each in np.flatnonzero(chosen).tolist()]
+        return chosen
+
+    def end(self, batch: Batch, given: list[int], refused: list[int]) -> Step:
+        step = super().end(batch, given, refused)
+        if self.guard is not None:
+            for request in self.guard.chosen:
+                self.rows.check_row(request)
+                if batch.tokens is not None and all(each is not request for each in step.refused):
+                    _check_end(request, len(batch.tokens) // TOKEN_BYTES // len(batch.requests))
+            self.guard.chosen = []
+        return step
+
+
+def _check_end(request: Request, n_tokens: int) -> None:
+    """A step appended tokens right behind the computed ones (T11)."""
+    if request.key.n_tokens != request.computed + n_tokens:
+        raise ContractViolation(
+            "T11",
+            None,
+            f"a step appended {n_tokens} tokens to a key that holds {request.key.n_tokens} now, "
+            f"behind {request.computed} computed ones",
+        )
+
+
+class GuardedPartsFactory(PartsFactory):
+    """Makes the parts of a guarded cache, and the guard when they are all there."""
+
+    def __init__(self, config: CacheConfig) -> None:
+        super().__init__(config)
+        self._watched: list[_Guarded] = []
+        self._tier: GuardedTier | None = None
+
+    def kind(self, plain: type[Part]) -> type[Part]:
+        """The guarded class of a part that has one."""
+        guarded: type[Any]
+        if plain is StateSlots and self.config.guard is not GuardMode.ON:
+            return plain
+        for guarded in (
+            GuardedTree,
+            GuardedJournal,
+            GuardedEvictor,
+            GuardedCleanReserve,
+            GuardedStateSlots,
+            GuardedStepper,
+        ):
+            if issubclass(guarded, plain):
+                return guarded
+        return plain
+
+    def hook_wrappers(self, plugin: Plugin) -> list[object]:
+        return [HookGuard(plugin, ask_twice=self.config.guard is GuardMode.ON)]
+
+    def tree(
+        self,
+        shapes: Sequence[ComponentShape],
+        device: dict[str, PoolBooks],
+        host: dict[str, PoolBooks],
+    ) -> Tree:
+        return self._watch(super().tree(shapes, device, host))
+
+    def journal(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> Journal:
+        return self._watch(super().journal(tree, mounted, engine))
+
+    def evictor(self, tree: Tree, journal: Journal) -> Evictor:
+        return self._watch(super().evictor(tree, journal))
+
+    def clean_reserve(self, tree: Tree, journal: Journal, evictor: Evictor) -> CleanReserve:
+        return self._watch(super().clean_reserve(tree, journal, evictor))
+
+    def stepper(
+        self, tree: Tree, rows: Rows, publisher: Publisher, states: StateSlots, evictor: Evictor
+    ) -> Stepper:
+        return self._watch(super().stepper(tree, rows, publisher, states, evictor))
+
+    def _watch(self, part: Part) -> Part:
+        """Note a guarded part, to tell it of the guard."""
+        assert isinstance(part, _Guarded)
+        self._watched.append(part)
+        return part
+
+    def storage(
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        evictor: Evictor,
+        requests: Mapping[int, Request],
+    ) -> StorageTier | NoStorage:
+        if self.config.storage is None:
+            return NoStorage()
+        self._tier = GuardedTier(
+            tree, mounted, evictor, self.config.storage, self.clock, requests=requests
+        )
+        return self._tier
+
+    def operations(self, plain: type[Any]) -> type[Any]:
+        return guarded_operations(plain)
+
+    def ready(self, cache: CacheParts) -> Guard:
+        hooks = [
+            plugin
+            for each in cache.mounted
+            if each.manager is not None
+            for plugin in each.manager.get_plugins()
+            if isinstance(plugin, HookGuard)
+        ]
+        guard = Guard(cache, hooks)
+        for part in self._watched:
+            part.guard = guard
+        if cache.arenas is not None:
+            cache.arenas.mover.told = guard.watched.moved
+        if self._tier is not None:
+            self._tier.watch(Tiering(cache, self._tier, guard))
+        return guard

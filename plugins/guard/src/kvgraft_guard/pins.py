@@ -1,0 +1,112 @@
+"""Pinned prefixes: they stay, cost no promise and keep to their bound (K6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from kvgraft.errors import ContractViolation
+from kvgraft.requests.pins import Pin
+from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.node import Node
+from kvgraft_guard.books import FREE, IN_FLIGHT, Reading
+from kvgraft_guard.paths import needed
+from kvgraft_guard.watched import After, Watched
+
+__all__ = ["Pinning"]
+
+
+class Pinning:
+    """Checks `Cache.pin` and its end, and the pins that stand."""
+
+    def __init__(self, watched: Watched) -> None:
+        self.watched = watched
+        self.tree = watched.tree
+        self.books = watched.books
+
+    def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> After:
+        """It takes nothing, holds what a request needs there, and leaves promises covered."""
+        del key, owner, max_tokens
+        self.watched.rooms.expect(self.watched.nothing, host_too=False)
+
+        def after(pin: Pin, was: Reading, now: Reading) -> None:
+            for at, (before, later) in enumerate(zip(was.counts, now.counts)):
+                if before[FREE] != later[FREE] or before[IN_FLIGHT] != later[IN_FLIGHT]:
+                    pool = self.books.pools[at]
+                    raise ContractViolation(
+                        "K6",
+                        pool.component,
+                        f"pinning took {pool.name} slots: free went from {before[FREE]} to "
+                        f"{later[FREE]}, in flight from {before[IN_FLIGHT]} to {later[IN_FLIGHT]}",
+                    )
+            self.check(pin)
+            self._check_bounds(pin)
+
+        return after
+
+    def unpin(self, given: Any) -> After:
+        """It frees nothing."""
+        del given
+        self.watched.rooms.expect(self.watched.nothing, host_too=False)
+        return self._after
+
+    def _after(self, result: Any, was: Reading, now: Reading) -> None:
+        """Pins that are left stand."""
+        for pin in self.watched.cache.pins:
+            self.check(pin)
+
+    def check(self, pin: Pin) -> None:
+        """The data that components need at a pin's end is there, and held."""
+        end = pin.tokens // self.tree.page_size
+        for component in self.tree.components:
+            node: Node | None = pin.receipt.anchor
+            pages = needed(component, end, self.tree.page_size)
+            while node is not None and node.parent is not None:
+                inside = any(low < node.end and node.start < high for low, high in pages)
+                if inside or (component.is_state and node.end == end):
+                    self._check_node(pin, component, node)
+                node = node.parent
+
+    def _check_node(self, pin: Pin, component: TreeComponent, node: Node) -> None:
+        cell = node.cells[component.index]
+        there = cell.device is not None or cell.host is not None
+        held = cell.device_pins > 0 and (cell.device is not None or cell.host_pins > 0)
+        if not there or not held:
+            raise ContractViolation(
+                "K6",
+                component.name,
+                f"{pin!r} does not hold {node!r}: device {cell.device is not None} with "
+                f"{cell.device_pins} pins, host {cell.host is not None} with {cell.host_pins}",
+            )
+
+    def _check_bounds(self, pin: Pin) -> None:
+        """With a new pin all stay within their share of every pool, counted from their pages."""
+        for component in self.tree.components:
+            if not any(self._pages(pin, component)):
+                continue  # a pool that shrank may hold more
+            pages = {
+                page for each in self.watched.cache.pins for page in self._pages(each, component)
+            }
+            held = len(pages) * (1 if component.is_state else component.slots_per_page)
+            most = component.device.capacity * self.watched.cache.config.pin_share
+            if held > most:
+                raise ContractViolation(
+                    "K6",
+                    component.name,
+                    f"pins hold {held} device slots of {component.device.capacity}, the bound is "
+                    f"{most:g}",
+                )
+
+    def _pages(self, pin: Pin, component: TreeComponent) -> Iterator[tuple[int, int]]:
+        """The pages that a component needs at a pin's end: their nodes, and places."""
+        end = pin.tokens // self.tree.page_size
+        ranges = needed(component, end, self.tree.page_size)
+        if component.is_state:
+            ranges = [(end - 1, end)] if end else []
+        node: Node | None = pin.receipt.anchor
+        while node is not None and node.parent is not None:
+            for low, high in ranges:
+                for page in range(max(low, node.start), min(high, node.end)):
+                    yield id(node), page
+            node = node.parent

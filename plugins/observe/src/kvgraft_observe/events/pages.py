@@ -1,0 +1,177 @@
+"""Pages as events name them: by their place on a path, and by hashes where those are asked for.
+
+A hash is of the page before and the page's own tokens, so it names a page wherever nodes are cut.
+Hashes are made when a reader asks for them, each once, on the reader's thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from threading import Lock
+
+import numpy as np
+import numpy.typing as npt
+
+from kvgraft.errors import ConfigError
+from kvgraft_storage.keys import HASH_NBYTES, namespace_digest, page_hash
+
+__all__ = ["Pages", "Run", "root_of"]
+
+HASHING = Lock()
+"""Held while a reader hashes pages, on whichever thread it runs."""
+
+
+class Pages:
+    """Consecutive pages of one sequence.
+
+    Attributes:
+        start: number of the first page, from the start of the sequence.
+        end: number of the page behind the last.
+    """
+
+    __slots__ = ("_run", "end", "start")
+
+    def __init__(self, run: Run, start: int, end: int) -> None:
+        self._run: Run | None = run
+        self.start = start
+        self.end = end
+
+    def __repr__(self) -> str:
+        where = "" if self.namespace is None else f" in namespace {self.namespace!r:.60}"
+        return f"<Pages [{self.start}, {self.end}){where}>"
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    @property
+    def run(self) -> Run:
+        """The run that they are of; a run has none beside itself, which would be a cycle."""
+        assert self._run is not None
+        return self._run
+
+    @property
+    def namespace(self) -> object:
+        """The namespace of the sequence."""
+        return self.run.key_namespace
+
+    @property
+    def tokens(self) -> npt.NDArray[np.int32]:
+        """The tokens of the pages, int32 `[n_pages * page_size]` (a copy)."""
+        return np.frombuffer(self.run.tokens_of(self.start, self.end), dtype=np.int32)
+
+    @property
+    def hashes(self) -> list[bytes]:
+        """The pages' hashes, 32 bytes each; a page is named alike by all events and caches.
+
+        Made at the first call, 1 µs a page, with those of unknown pages before. Any thread may ask.
+        """
+        found = self.run.hash_until(self.end)
+        base, size = self.run.start, HASH_NBYTES
+        return [
+            found[at * size : (at + 1) * size] for at in range(self.start - base, self.end - base)
+        ]
+
+    @property
+    def before(self) -> Pages | None:
+        """Pages that these follow; None at the start of the sequence."""
+        run = self.run
+        return run.follows if self.start == run.start else Pages(run, run.start, self.start)
+
+    @property
+    def parent(self) -> bytes | None:
+        """The hash of the page before the first; None at the start of the sequence."""
+        before = self.before
+        return None if before is None else before.hashes[-1]
+
+    def part(self, start: int, end: int) -> Pages:
+        """The pages numbered `[start, end)`, which are among them."""
+        return Pages(self.run, start, end)
+
+
+class Run(Pages):
+    """Consecutive pages of one path that came to be known together, with their hashes.
+
+    Args:
+        namespace: the path's.
+        follows: pages of which the last comes before its first; None at the start of the sequence.
+        tokens: of its pages, int32 bytes.
+        page_bytes: bytes of a page.
+        start: number of its first page.
+        known: the hashes of its first pages, where they are known.
+    """
+
+    __slots__ = ("_hashes", "_page_bytes", "_tokens", "follows", "key_namespace")
+
+    def __init__(
+        self,
+        namespace: object,
+        follows: Pages | None,
+        tokens: bytes,
+        page_bytes: int,
+        start: int,
+        known: bytes = b"",
+    ) -> None:
+        self._run = None
+        self.start = start
+        self.end = start + len(tokens) // page_bytes
+        self.key_namespace = namespace
+        self.follows = follows
+        self._tokens = tokens
+        self._page_bytes = page_bytes
+        self._hashes = known
+
+    @property
+    def run(self) -> Run:
+        """Itself."""
+        return self
+
+    def tokens_of(self, start: int, end: int) -> bytes:
+        """The tokens of some of its pages, int32 bytes."""
+        size = self._page_bytes
+        return self._tokens[(start - self.start) * size : (end - self.start) * size]
+
+    def known(self, start: int, end: int) -> bytes:
+        """The hashes of the first of pages `[start, end)`, as far as they are known."""
+        first, last = start - self.start, end - self.start
+        return self._hashes[first * HASH_NBYTES : last * HASH_NBYTES]
+
+    def hash_until(self, end: int) -> bytes:
+        """Hash its pages up to `end`, and those that it follows; the hashes of its first pages."""
+        unknown: list[tuple[Run, int]] = []
+        run, last = self, end
+        with HASHING:
+            while len(run._hashes) < (last - run.start) * HASH_NBYTES:
+                unknown.append((run, last))
+                before = run.follows
+                if run._hashes or before is None:
+                    break
+                run, last = before.run, before.end
+            for each, until in reversed(unknown):
+                each._hash(until)
+            return self._hashes
+
+    def _hash(self, end: int) -> None:
+        """Hash its pages up to `end`; those that it follows are hashed."""
+        found, size = [self._hashes], self._page_bytes
+        if self._hashes:
+            parent = self._hashes[-HASH_NBYTES:]
+        elif self.follows is None:
+            parent = root_of(self.key_namespace)
+        else:
+            parent = self.follows.run.known(self.follows.end - 1, self.follows.end)
+        for at in range(len(self._hashes) // HASH_NBYTES, end - self.start):
+            parent = page_hash(parent, self._tokens[at * size : (at + 1) * size])
+            found.append(parent)
+        self._hashes = b"".join(found)
+
+
+def root_of(namespace: object) -> bytes:
+    """The parent of a namespace's first pages: the same in every process, where it has a name.
+
+    A namespace without canonical bytes, such as an object, is named by its `hash`.
+    """
+    try:
+        digest = namespace_digest(namespace)
+    except ConfigError:
+        digest = repr((type(namespace).__qualname__, hash(namespace))).encode()
+    return hashlib.sha256(b"kvgraft events 1\0" + digest).digest()

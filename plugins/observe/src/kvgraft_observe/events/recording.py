@@ -1,0 +1,191 @@
+"""Makes events of the tree's changes, and gives them to every stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from kvgraft.errors import IntegrityError
+from kvgraft.requests.hits import Loaded
+from kvgraft.requests.request import Request
+from kvgraft.tree.component import Cause, TreeComponent
+from kvgraft.tree.node import Node
+from kvgraft.tree.observer import TreeObserver
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
+from kvgraft_observe.events.kinds import Event, Evicted, Hit, Moved, Stored
+from kvgraft_observe.events.pages import Pages, Run
+from kvgraft_observe.events.stream import EventStream, Observe
+
+__all__ = ["Recorder"]
+
+new = tuple.__new__
+"""Makes an event of its values in half the time that a call of its class takes."""
+
+
+class Recorder(TreeObserver):
+    """The events of one tree, while somebody listens.
+
+    Nothing is hashed here: an event costs the scheduler's thread about 1 µs, however many pages it
+    is about.
+
+    Args:
+        tree: the tree to observe, from the first stream to the last.
+        ended: called when the last stream was closed.
+    """
+
+    def __init__(self, tree: Tree, ended: Callable[[], object]) -> None:
+        self.tree = tree
+        self._ended = ended
+        self.streams: tuple[EventStream, ...] = ()
+        self._tell: Callable[[Event], object] = self._tell_all
+        self._pages: dict[Node, Pages] = {}
+
+    def open(self, limit: int, observer: Observe | None) -> EventStream:
+        """Another stream; it begins with a snapshot."""
+        if not self.streams:
+            for node in self._nodes():
+                self.linked(node)
+            self.tree.add_observer(self)
+        stream = EventStream(limit, observer, self.snapshot, self._close)
+        self._set_streams((*self.streams, stream))
+        return stream
+
+    def _set_streams(self, streams: tuple[EventStream, ...]) -> None:
+        self.streams = streams
+        self._tell = streams[0].add if len(streams) == 1 else self._tell_all
+
+    def _tell_all(self, event: Event) -> None:
+        for stream in self.streams:
+            stream.add(event)
+
+    def _close(self, stream: EventStream) -> None:
+        self._set_streams(tuple(each for each in self.streams if each is not stream))
+        if not self.streams:
+            self.tree.remove_observer(self)
+            self._pages.clear()
+            self._ended()
+
+    def deliver(self) -> None:
+        """Give the streams' observers their events."""
+        for stream in self.streams:
+            stream.deliver()
+
+    def snapshot(self) -> Iterator[Event]:
+        """The tree's residency, parents before children; O(tree)."""
+        for node in self._nodes():
+            for component, tier, pages in self._residency(node):
+                yield Stored(component.name, tier, pages)
+
+    def _nodes(self) -> Iterator[Node]:
+        """Nodes that a match may find; data of a cleared namespace is as good as gone."""
+        return self.tree.nodes(self.tree.roots.values())
+
+    def _residency(self, node: Node) -> Iterator[tuple[TreeComponent, Tier, Pages]]:
+        for component, cell in zip(self.tree.components, node.cells):
+            for tier, data in ((Tier.DEVICE, cell.device), (Tier.HOST, cell.host)):
+                if data is not None:
+                    pages = self._pages[node]
+                    if component.is_state:
+                        pages = pages.part(node.end - 1, node.end)
+                    yield component, tier, pages
+
+    def hit(self, request: Request, loaded: Loaded) -> None:
+        """A request was admitted."""
+        anchor, device, storage = request.anchor_tokens, request.device_tokens, loaded.storage
+        event = Hit(
+            request.key.namespace,
+            request.prompt,
+            device,
+            anchor - device - storage,
+            storage,
+            anchor // self.tree.page_size,
+            loaded,
+            self.tree.components,
+        )
+        self._tell(event)
+
+    def check(self) -> None:
+        """Every node's pages are those that events name; O(tree).
+
+        Raises:
+            IntegrityError: a node with other pages, or pages of a node that left the tree (V2).
+        """
+        n_nodes, nodes = len(self._pages), dict.fromkeys(self._nodes())
+        if self._pages.keys() != nodes.keys():
+            raise IntegrityError(
+                "V2", None, f"events know pages of {n_nodes} nodes, the tree has {len(nodes)}"
+            )
+        namespaces = {root.ident: namespace for namespace, root in self.tree.roots.items()}
+        for node in nodes:
+            parent, pages = node.parent, self._pages[node]
+            assert parent is not None
+            above = self._pages.get(parent)
+            namespace = namespaces[parent.ident] if above is None else above.namespace
+            if (pages.start, pages.end, pages.namespace) != (node.start, node.end, namespace):
+                raise IntegrityError("V2", None, f"events name {pages!r} where {node!r} is")
+            if pages.run.tokens_of(node.start, node.end) != node.key:
+                raise IntegrityError("V2", None, f"events name other tokens than {node!r} has")
+
+    # -- changes of the tree
+
+    def linked(self, node: Node) -> None:
+        parent, tree = node.parent, self.tree
+        assert parent is not None
+        follows = self._pages.get(parent)
+        namespace = tree.namespace(parent) if follows is None else follows.namespace
+        self._pages[node] = Run(namespace, follows, node.key, tree.page_bytes, node.start)
+
+    def split(self, upper: Node, node: Node) -> None:
+        pages = self._pages.get(node)
+        if pages is None:
+            return  # it was cleared
+        self._pages[upper] = pages.part(upper.start, upper.end)
+        self._pages[node] = pages.part(node.start, node.end)
+
+    def grew(self, node: Node) -> None:
+        was = self._pages[node]
+        known = was.run.known(was.start, was.end)
+        size = self.tree.page_bytes
+        self._pages[node] = Run(was.namespace, was.before, node.key, size, node.start, known)
+
+    def removed(self, node: Node) -> None:
+        self._pages.pop(node, None)
+
+    def cleared(self, roots: Sequence[Node]) -> None:
+        if not self.tree.roots:
+            self._pages.clear()
+            for stream in self.streams:
+                stream.clear()
+            return
+        for node in self.tree.nodes(roots):
+            for component, tier, pages in self._residency(node):
+                self._tell(Evicted(component.name, tier, "cleared", pages))
+            del self._pages[node]
+
+    def arrived(
+        self,
+        node: Node,
+        component: TreeComponent,
+        tier: Tier,
+        start: int,
+        source: Tier | None,
+    ) -> None:
+        pages = self._pages.get(node)
+        if pages is None:
+            return
+        if component.is_state:
+            pages = pages.part(node.end - 1, node.end)
+        elif start != node.start:
+            pages = pages.part(start, node.end)
+        if source is None:
+            self._tell(new(Stored, (component.name, tier, pages)))
+        else:
+            self._tell(new(Moved, (component.name, tier, source, pages)))
+
+    def leaving(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
+        pages = self._pages.get(node)
+        if pages is None:
+            return
+        if component.is_state:
+            pages = pages.part(node.end - 1, node.end)
+        self._tell(new(Evicted, (component.name, tier, cause, pages)))

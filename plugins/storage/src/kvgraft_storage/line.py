@@ -1,0 +1,211 @@
+"""Calls that wait for a worker: fair between tickets, and between reads and writes.
+
+    reads    ticket A: [call call call]   ticket B: [call]        round robin in each row,
+    writes   ticket C: [call call]                                the rows in turn
+
+A ticket is cut into calls while it is served, so a waiting ticket costs no more memory than itself.
+Waiting has a bound of its own, counted from the last time that anything of the ticket was served:
+a store that is slow for everybody serves everybody, and nothing of that is its failure.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from kvgraft_storage.breaker import Access
+from kvgraft_storage.status import Status
+from kvgraft_storage.ticket import Job, StorageTicket
+
+if TYPE_CHECKING:
+    from kvgraft_storage.workers import Staging
+
+__all__ = ["Call", "Flow", "Line", "Task"]
+
+Call = Callable[[Job, "Staging"], "list[Status] | None"]
+"""Carries out a job's keys; None if the job was over before."""
+
+Task = Callable[["Staging"], None]
+"""Carries out one job; must not raise."""
+
+
+class Flow:
+    """The calls of one ticket, in the order of its keys.
+
+    Args:
+        ticket: whose.
+        verb: the operation, for the counters.
+        access: whether that reads or writes.
+        batches: keys per call, first and behind the last; taken one by one.
+        call: carries one out.
+        deadline_s: longest time for one call, from when it begins.
+
+    Attributes:
+        waits_until: when it is given up unless something of it is served before.
+    """
+
+    __slots__ = (
+        "_batches",
+        "_next",
+        "access",
+        "call",
+        "deadline_s",
+        "ticket",
+        "verb",
+        "waits_until",
+    )
+
+    def __init__(
+        self,
+        ticket: StorageTicket,
+        verb: str,
+        access: Access,
+        batches: Iterator[tuple[int, int]],
+        call: Call,
+        deadline_s: float,
+    ) -> None:
+        self.ticket = ticket
+        self.verb = verb
+        self.access = access
+        self.call = call
+        self.deadline_s = deadline_s
+        self.waits_until = 0.0
+        self._batches = batches
+        self._next = next(batches, None)
+        if self._next is not None:
+            ticket.queue(self)
+
+    @property
+    def over(self) -> bool:
+        """Whether no call is left."""
+        return self._next is None
+
+    def take(self) -> Job | None:
+        """The next call; None if the ticket was cancelled or given up."""
+        with self.ticket.changing():
+            if self._next is None or self.ticket.cancelled:
+                return None
+            job = Job(self.ticket, self.verb, self._next, access=self.access, flow=self)
+            self._next = next(self._batches, None)
+            if self._next is None:
+                self.ticket.leave()
+            return job
+
+    def give_up(self, status: Status) -> bool:
+        """End calls that have not begun; false if nothing is left."""
+        with self.ticket.changing():
+            if self._next is None:
+                return False
+            first, self._next = self._next[0], None
+            self.ticket.settle_rest(self.verb, first, status)
+            return True
+
+
+class Line:
+    """The queue from which workers take calls; thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._first: deque[tuple[Job, Task]] = deque()
+        self._flows: dict[Access, deque[Flow]] = {access: deque() for access in Access}
+        self._turn: deque[Access] = deque(Access)
+        self._running: set[Job] = set()
+        self._n_leaving = 0
+        self._look_at = float("inf")
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits and nothing runs."""
+        with self._changed:
+            return not (self._first or self._running or any(self._flows.values()))
+
+    def running(self) -> list[Job]:
+        """The jobs that workers run now and the one that goes first."""
+        with self._changed:
+            return [*self._running, *(job for job, _ in self._first)]
+
+    def put(self, flow: Flow) -> None:
+        """Queue a ticket's calls; never blocks."""
+        with self._changed:
+            self._flows[flow.access].append(flow)
+            self._look_at = min(self._look_at, flow.waits_until)
+            self._changed.notify()
+
+    def put_first(self, job: Job, task: Task) -> None:
+        """Queue a task before everything else."""
+        with self._changed:
+            self._first.append((job, task))
+            self._changed.notify()
+
+    def take(self, bind: Callable[[Job, Call], Task]) -> tuple[Job, Task] | None:
+        """The next job for a worker, waited for; None if the worker is to end."""
+        with self._changed:
+            while True:
+                if self._first:
+                    job, task = self._first.popleft()
+                    self._running.add(job)
+                    return job, task
+                flow_job = self._next()
+                if flow_job is not None:
+                    flow, job = flow_job
+                    self._running.add(job)
+                    return job, bind(job, flow.call)
+                if self._n_leaving:
+                    self._n_leaving -= 1
+                    return None
+                self._changed.wait()
+
+    def done(self, job: Job) -> None:
+        """A job is over, or its worker was left behind."""
+        with self._changed:
+            self._running.discard(job)
+            self._first = deque(each for each in self._first if each[0] is not job)
+
+    def let_leave(self, n_workers: int) -> None:
+        """So many workers end once nothing waits."""
+        with self._changed:
+            self._n_leaving += n_workers
+            self._changed.notify_all()
+
+    def expired(self, now: float) -> list[Flow]:
+        """Take out flows that waited too long without any call served."""
+        if now < self._look_at:
+            return []
+        with self._changed:
+            found = []
+            served = {job.flow for job in self._running}
+            self._look_at = float("inf")
+            for access, flows in self._flows.items():
+                late = {each for each in flows if each.waits_until <= now} - served
+                if late:
+                    found += [each for each in flows if each in late]
+                    self._flows[access] = deque(each for each in flows if each not in late)
+                for flow in self._flows[access]:
+                    self._look_at = min(self._look_at, flow.waits_until)
+            return found
+
+    def clear(self, access: Access) -> list[Flow]:
+        """Take out everything of one kind that waits."""
+        if not self._flows[access]:
+            return []
+        with self._changed:
+            found = list(self._flows[access])
+            self._flows[access].clear()
+            return found
+
+    def _next(self) -> tuple[Flow, Job] | None:
+        """The kind whose turn it is, of that the ticket whose turn it is."""
+        for _ in range(len(self._turn)):
+            flows = self._flows[self._turn[0]]
+            self._turn.rotate(-1)
+            while flows:
+                flow = flows.popleft()
+                job = flow.take()
+                if job is not None:
+                    if not flow.over:
+                        flows.append(flow)
+                        self._changed.notify()  # another worker takes its next call meanwhile
+                    return flow, job
+        return None

@@ -1,0 +1,104 @@
+"""Data that came for queued requests stays on HOST until they begin, for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING, NamedTuple
+
+from kvgraft.tree import matching
+from kvgraft.tree.holding import hold_host, let_go_of_host
+from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.tree import Tree
+
+if TYPE_CHECKING:
+    from kvgraft_storage.tier.prefetching import Prefetch
+
+__all__ = ["Deliveries"]
+
+
+class _Delivery(NamedTuple):
+    """The pins of one prefetch's data, and the time until which it has them."""
+
+    receipt: Receipt
+    until: float
+
+
+class Deliveries:
+    """Pins on HOST of data that prefetches delivered, in order of arrival of the prefetches.
+
+    They are given up when the request begins or is given up, when `timeout_s` is over, and where
+    somebody needs the room who is not to wait: an older prefetch, or a request's admission.
+
+    Args:
+        tree: the tree.
+        clock: seconds that only grow.
+        timeout_s: longest time for which data is kept for its request.
+    """
+
+    def __init__(self, tree: Tree, clock: Callable[[], float], timeout_s: float) -> None:
+        self.tree = tree
+        self.timeout_s = timeout_s
+        self._clock = clock
+        self._kept: dict[Prefetch, _Delivery] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def keep(self, prefetch: Prefetch, boundary: int) -> None:
+        """Pin the data that a request needs on HOST at a boundary, in pages, and nothing more.
+
+        Nothing is pinned where that takes slots promised to admitted requests (A12).
+        """
+        before, tree = self._kept.pop(prefetch, None), self.tree
+        root = tree.hold(prefetch.key.namespace)
+        found = matching.match(tree, prefetch.key, boundary)
+        if found.anchor:
+            receipt = hold_host(tree, matching.anchor_node(tree, found), found.anchor)
+            if receipt is not None:
+                self._kept[prefetch] = _Delivery(receipt, self._clock() + self.timeout_s)
+        if before is not None:
+            let_go_of_host(tree, before.receipt)
+        tree.let_go(root)
+
+    def let_go(self, prefetch: Prefetch) -> None:
+        """Give up a prefetch's pins, if it has any: its data is evicted as any other."""
+        delivery = self._kept.pop(prefetch, None)
+        if delivery is not None:
+            let_go_of_host(self.tree, delivery.receipt)
+
+    def let_go_of(self, namespaces: Container[object] | None) -> None:
+        """Give up the pins in some namespaces, or in all."""
+        for prefetch in list(self._kept):
+            if namespaces is None or prefetch.key.namespace in namespaces:
+                self.let_go(prefetch)
+
+    def expire(self) -> None:
+        """Give up pins whose time is over."""
+        if self._kept:
+            now = self._clock()
+            for prefetch in [each for each, kept in self._kept.items() if kept.until <= now]:
+                self.let_go(prefetch)
+
+    def give_way(self, arrival: int = 0, tenant: int | None = None) -> bool:
+        """Give up the pins of the prefetch that came last: nobody waits for one behind it.
+
+        Args:
+            arrival: of prefetches after this number alone.
+            tenant: of this one's alone; None for any.
+
+        Returns:
+            False if there are none.
+        """
+        tenant_of = self.tree.tenant_of
+        after = [
+            each
+            for each in self._kept
+            if each.arrival > arrival and tenant in (None, tenant_of(each.key.namespace))
+        ]
+        if after:
+            self.let_go(max(after, key=lambda each: each.arrival))
+        return bool(after)
+
+    def receipts(self) -> list[Receipt]:
+        """The pins, for integrity checks."""
+        return [kept.receipt for kept in self._kept.values()]

@@ -1,0 +1,1 @@
+"""Subcommands of `kvgraft`: the suite, and packages to start from."""

@@ -1,0 +1,333 @@
+"""One cache beside its model: a call, and everything that must hold after it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, TypeVar
+
+from kvgraft.config import WritePolicy
+from kvgraft.errors import ContractViolation, KvgraftError
+from kvgraft.types import Direction
+from kvgraft_testing.machine.brute_force import BruteForce, Gone, Prefix
+from kvgraft_testing.machine.checks import (
+    Gains,
+    check_accounts,
+    check_closure,
+    check_flights,
+    check_hits,
+    check_payloads,
+    check_promises,
+)
+from kvgraft_testing.machine.deriving import model_components
+from kvgraft_testing.machine.engines import Point, Submission
+from kvgraft_testing.machine.hooks import HookCall, Hooks
+from kvgraft_testing.machine.judging import HOOK_RULES, Judge, Stopped
+from kvgraft_testing.machine.legality import Pressure, check_losses
+from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.observing import Snapshot, observe
+from kvgraft_testing.machine.payloads import Payloads
+from kvgraft_testing.machine.predicting import Adopted, Predictor
+from kvgraft_testing.machine.publishing import Publishing
+from kvgraft_testing.machine.recency import Recency
+from kvgraft_testing.machine.reserving import SHARE as RESERVE_SHARE
+from kvgraft_testing.machine.reserving import Reserving
+from kvgraft_testing.machine.resuming import SHARE, Resuming
+from kvgraft_testing.machine.setups import Setup, engine_for, open_cache
+from kvgraft_testing.machine.sizes import Sizes
+from kvgraft_testing.machine.streams import PromptedStreamEngine
+from kvgraft_testing.machine.tenancy import check_reserved
+from kvgraft_testing.machine.trace import Trace
+from kvgraft_testing.machine.watching import Watching
+
+if TYPE_CHECKING:
+    from kvgraft_testing.machine.pins import Pinning
+
+__all__ = ["Bench"]
+
+T = TypeVar("T")
+
+SWEEPS = frozenset({"clear", "poll", "drain"})
+"""Operations after which cleared data that nobody holds is gone; only the last in small steps."""
+
+GOES_ON = frozenset({"allocate", "computed"})
+"""Operations of a request that runs on and leaves something behind (I9)."""
+
+
+class Bench:
+    """A cache, its model, and the checks around every call.
+
+    Args:
+        setup: the component set.
+        sizes: page size, policy and pools.
+        judge: raises broken rules.
+
+    Attributes:
+        live: running requests, oldest first.
+        pins: the pinned prefixes.
+        seen: the cache after the last call.
+        calls: the hook calls of the last call.
+        steps: steps of the model so far.
+        waited_in_vain: whether a wait for copies ran out in the last call.
+        counts: events by name, for reports.
+        trace: the same in words.
+    """
+
+    def __init__(self, setup: Setup, sizes: Sizes, judge: Judge) -> None:
+        self.setup, self.sizes, self.judge = setup, sizes, judge
+        self.trace = Trace()
+        self.trace.call(f"open {sizes} with {', '.join(setup.options)}")
+        self.engine = engine_for(setup.device)
+        self.hooks = Hooks()
+        try:
+            self.cache = open_cache(setup, sizes, self.engine, self.hooks)
+        except KvgraftError as error:
+            judge.refuse(error, f"open {sizes}")
+            raise Stopped from error
+        self.model = BruteForce(sizes.page_size, model_components(self.cache.mounted))
+        self.paged = [each for each in self.model.components if not each.is_state]
+        self.states = [each for each in self.model.components if each.is_state]
+        self._check_pools()
+        device = self.engine.device if isinstance(self.engine, PromptedStreamEngine) else None
+        self.payloads = Payloads(self.cache, device)
+        self.watching = Watching(self.cache, sizes.page_size, judge)
+        self.engine.submitted = self._submitted
+        if self.cache.arenas is not None:
+            self.cache.arenas.mover.told = self.payloads.moved
+        self.misread: list[ContractViolation] = []
+        self.steps = 0
+        self.waited_in_vain = False
+        self.recency = Recency(self.model, setup.keeping)
+        self.reserving = Reserving(self.model, self.recency, judge)
+        self.cache.clean_reserve.share = RESERVE_SHARE
+        if setup.sweep_steps is not None:
+            self.cache.evictor.sweeper.n_steps = setup.sweep_steps
+        nbytes = {each.name: each.component.device.slot_nbytes for each in self.cache.mounted}
+        self.predictor = Predictor(self.model, sizes.load, nbytes)
+        self.resuming = self._resuming(nbytes)
+        self.gone: dict[str, set[Prefix]] = {each.name: set() for each in self.model.components}
+        self.publishing = Publishing(self)
+        self.live: list[Live] = []
+        self.pins: Pinning | None = None
+        self.calls: list[HookCall] = []
+        self.counts: Counter[str] = Counter()
+        self.write_back = sizes.policy is WritePolicy.WRITE_BACK
+        self.payloads.poison()
+        self.seen = observe(self.cache, self.model)
+        self.names = [component.name for component in self.cache.tree.components]
+        self.budgeted = {
+            each.name for each in self.cache.mounted if each.budget_contribution is not None
+        }
+        self.lost_on_host = False
+        self.mirrored = [name for name, tier in self.seen.books if tier == "host"]
+
+    def _check_pools(self) -> None:
+        """Every slot of a pool has its row of memory (T8)."""
+        for each in self.cache.mounted:
+            for tier, pool in (("device", each.component.device), ("host", each.component.host)):
+                rows = min((len(lanes) for lanes in pool.lanes), default=0) if pool else 0
+                if pool is not None and pool.lanes and rows < pool.allocator.capacity:
+                    said = f"{tier} pool of {pool.allocator.capacity} slots has {rows} rows"
+                    self.judge.fail("T8", each.name, said)
+                    raise Stopped
+
+    def _resuming(self, nbytes: dict[str, int]) -> Resuming:
+        """The points of this cache; a grid that costs more than its share is refused (I12)."""
+        points = self.cache.points
+        model = self.model.components
+        windows = not all(each.is_state or each.is_prefix_closed for each in model)
+        decode_pages = -(-self.sizes.decode_tokens // self.sizes.page_size)
+        resuming = Resuming(
+            self.model,
+            cut_pages=-(-self.sizes.cut_tokens // self.sizes.page_size),
+            decode_pages=1 if windows else max(1, decode_pages),
+            inside=self.sizes.inside,
+            spacing=points.spacing,
+            state_spacing=points.state_spacing,
+        )
+        base = self.model.components[0]
+        per_page = nbytes[base.name] * base.slots_per_page
+        if base.home_is_host:
+            host = self.cache.mounted[0].component.host
+            per_page += (host.slab_nbytes if host is not None else 0) * base.slots_per_page
+        bounded = resuming.bounded + resuming.states
+        for parts, spacing in ((bounded, points.spacing), (resuming.states, points.state_spacing)):
+            cost = resuming.most_nbytes(parts, nbytes)
+            if cost * SHARE > spacing * per_page:
+                said = f"a point of {cost} bytes every {spacing} pages of {per_page} bytes"
+                self.judge.fail("I12", None, f"{said}: more than 1/{SHARE}")
+        return resuming
+
+    def _note_gone(self, before: Snapshot, after: Snapshot, inserted: Adopted) -> None:
+        """Evicted pages are nobody's to find again, until somebody computes them again.
+
+        Also those that were inserted and evicted by one call.
+        """
+        for component in self.model.components:
+            there, gone = after.readable(component), self.gone[component.name]
+            gone |= (before.readable(component) | inserted.get(component.name, {}).keys()) - there
+            gone -= there
+
+    def clear(self, gone: Mapping[object, Gone]) -> None:
+        """From here on the data of some namespaces is that of cleared ones."""
+        self.seen = self.seen.cleared(gone)
+        self.recency.cleared(gone)
+        for pages in self.gone.values():
+            for page in [page for page in pages if page[0] in gone]:
+                pages.discard(page)
+        for live in self.live:
+            live.namespace = gone.get(live.namespace, live.namespace)
+
+    @property
+    def fence(self) -> Point:
+        """When everything computed so far exists."""
+        return Point(self.steps)
+
+    def _submitted(self, submission: Submission) -> None:
+        """Copies were handed over; their errors are reported once the call is over."""
+        found = self.payloads.misread(submission)
+        if found is not None:
+            self.misread.append(found)
+
+    def act(
+        self,
+        name: str,
+        operation: Callable[[], T],
+        *,
+        pressure: Pressure | None = None,
+        inserted: Adopted | None = None,
+        uses: Callable[[T], Adopted | None] | None = None,
+        acknowledges: bool = False,
+        moves: bool = False,
+    ) -> T:
+        """Run an operation, then check the books, the changes and every byte.
+
+        Args:
+            name: its name in counts and messages.
+            operation: the call.
+            pressure: which pools it may make room in; none by default.
+            inserted: the data the tree must adopt, unless the call returns False.
+            uses: called with the result, before the checks, to note uses; it may return the data
+                that the tree must have adopted.
+            acknowledges: whether transfers may end meanwhile.
+            moves: whether slots may move because a boundary does (K7); others never do.
+
+        Raises:
+            ContractViolation: a rule is broken.
+            Stopped: it failed, under a rule that is ignored.
+        """
+        before = self.seen
+        pressure = pressure if pressure is not None else Pressure()
+        self.recency.settle()
+        waited = self.engine.time_outs
+        result = self._attempt(name, operation)
+        self._check_order()
+        self.waited_in_vain = self.engine.time_outs > waited
+        doubles = self.write_back and not self.setup.tenants
+        pressure = replace(pressure, delayed=self.waited_in_vain, doubles=doubles)
+        self.counts[name] += 1
+        self.payloads.poison()
+        after = self.seen = observe(self.cache, self.model)
+        if uses is not None:
+            inserted = uses(result) or inserted
+        evicts = bool(pressure.device) and self.write_back
+        copies_ahead = name == "poll" and doubles
+        if evicts or copies_ahead:
+            pressure = replace(pressure, host=dict.fromkeys(self.mirrored))
+        check_losses(self.judge, before, after, pressure, self.recency)
+        check_reserved(self.judge, after)
+        if copies_ahead:
+            failed = self.engine.failed or self.misread or any(call.error for call in self.calls)
+            entered = self.reserving.check_filled(before, after, failed=bool(failed))
+            self.counts["copied ahead"] += entered
+        self.reserving.note(before, after)
+        self._note_gone(before, after, inserted or {})
+        gains = Gains(
+            inserted=inserted if inserted is not None and result is not False else {},
+            remade=_may_evict(pressure, before),
+            loads_may_end=acknowledges,
+            backups_may_end=acknowledges or evicts,
+            goes_on=name in GOES_ON,
+        )
+        if not moves:
+            gains.check_moves(self.judge, before, after)
+        try:
+            self.cache.check_integrity()
+        except ContractViolation as violation:
+            self.judge.refuse(violation, name)
+        gains.check(self.judge, before, after)
+        check_hits(self.judge, before, after)
+        check_closure(self.judge, self.model, after, host_closed=not self.write_back)
+        check_promises(self.judge, self.model, after, self.live)
+        if self.pins is not None:
+            self.pins.check(after)
+        check_accounts(self.judge, self.model, after, self.live, self.names, self.budgeted)
+        self._check_deliveries(before, after)
+        check_flights(self.judge, self.payloads, self.engine, after)
+        check_payloads(self.judge, self.model, self.payloads, before, after)
+        self.watching.check(after)
+        if name in SWEEPS and (self.setup.sweep_steps is None or name == "drain"):
+            for (part, tier), pages in after.left_over().items():
+                self.judge.fail("T3", part, f"{name} leaves cleared data on {tier}: {pages}")
+        return result
+
+    def _attempt(self, name: str, operation: Callable[[], T]) -> T:
+        """Run an operation; an error of it or of a hook is a broken rule."""
+        failed: Exception | None = None
+        try:
+            result = operation()
+        except Exception as error:  # noqa: BLE001 - the core's error is the finding
+            failed = error
+        self.calls = self.hooks.take()
+        for call in self.calls:
+            self.trace.hook(call)
+        if failed is not None:
+            self.judge.refuse(failed, name)
+            raise Stopped from failed
+        for call in self.calls:
+            if call.error is not None:
+                # A backup that cannot be built is given up; the core only logs it.
+                said = f"{name}: {call.hook} raised {type(call.error).__name__}: {call.error}"
+                self.judge.fail(HOOK_RULES[call.hook], call.component, said)
+        misread, self.misread = self.misread, []
+        for violation in misread:
+            self.judge.refuse(violation, name)
+        for ticket, reason in self.engine.broken:
+            self._cannot_run(ticket.copies[0].target if ticket.copies else None, reason)
+        self.engine.broken.clear()
+        return result
+
+    def _check_order(self) -> None:
+        """All accesses to the device's memory are ordered (B3, B4, R7, L8, M8)."""
+        for pair in self.engine.settle():
+            self.judge.fail(pair.rule, None, str(pair))
+
+    def _check_deliveries(self, before: Snapshot, after: Snapshot) -> None:
+        """As long as every copy runs and HOST loses nothing, every transfer delivers (B1, R5)."""
+        counters = self.cache.journal.counters
+        self.lost_on_host = self.lost_on_host or any(
+            before.held[name].host.keys() - held.host.keys() for name, held in after.held.items()
+        )
+        if self.engine.failed:
+            return
+        for way, rule in ((Direction.LOAD_BACK, "R5"), (Direction.BACKUP, "B1")):
+            failed = counters[way].failed
+            if failed and not (way is Direction.BACKUP and self.lost_on_host):
+                said = f"{failed} transfers ({way.value}) delivered nothing, all copies ran"
+                self.judge.fail(rule, None, said)
+
+    def _cannot_run(self, target: object, error: Exception) -> None:
+        name, tier = self.payloads.pool_of.get(id(target), (None, "host"))
+        way = Direction.LOAD_BACK if tier == "device" else Direction.BACKUP
+        rule = "R5" if way is Direction.LOAD_BACK else "B3"
+        said = f"copies of a {way.value} cannot run: {type(error).__name__}: {error}"
+        self.judge.fail(rule, name, said)
+
+
+def _may_evict(pressure: Pressure, before: Snapshot) -> bool:
+    """Whether a pool was short, so that room was made on DEVICE."""
+    return any(
+        needed is None or needed > before.books[name, "device"].free
+        for name, needed in pressure.device.items()
+    )

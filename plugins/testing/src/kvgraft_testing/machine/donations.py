@@ -1,0 +1,149 @@
+"""Checks of the data a request gives to the tree: at a checkpoint and at its end (I1 to I7)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from kvgraft.config import WritePolicy
+from kvgraft.requests.request import Request
+from kvgraft_testing.machine.bench import Bench
+from kvgraft_testing.machine.engines import Point
+from kvgraft_testing.machine.hooks import locks
+from kvgraft_testing.machine.keeping import HINTS
+from kvgraft_testing.machine.legality import Pressure
+from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.predicting import Adopted
+
+__all__ = ["Donations"]
+
+T = TypeVar("T")
+
+NEVER = 1 << 40
+"""Behind the last page of every sequence."""
+
+
+class Donations:
+    """Checkpoints and finishes."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.cache, self.model, self.judge = bench.cache, bench.model, bench.judge
+
+    def _share(self, live: Live, boundary: int, name: str, operation: Callable[[], T]) -> T:
+        """Run an operation that inserts up to a boundary, which becomes a resume point."""
+        bench, publishing = self.bench, self.bench.publishing
+        before, tables, skipped = bench.seen, publishing.tables(live), publishing.skipped
+        deeper = boundary > live.anchor
+
+        def uses(result: T) -> Adopted | None:
+            own = live.own
+            if name == "checkpoint":
+                publishing.settle(live, before, skipped)
+            if result is False or not deeper:
+                return None
+            if bench.resuming.matters:
+                own.points.add(boundary)
+            leaving = bench.resuming.leave(own, live.prompt, boundary)
+            offer = publishing.offer(live, leaving, tables)
+            publishing.note(before, offer, made_room=name == "checkpoint")
+            position = live.computed // self.model.page_size
+            # Data it left behind earlier may count as used when it ends, or may not.
+            since = NEVER if name == "finish" else 0
+            locked = locks(bench.calls, boundary)
+            bench.recency.resumed(live.sequence, boundary, bench.seen, position, since, locked)
+            for each in bench.resuming.prefix_closed:  # in the tree already, and pinned till now
+                ahead = range(boundary, own.based)
+                prefixes = [self.model.prefix(*live.sequence, page) for page in ahead]
+                bench.recency.touched(each.name, prefixes)
+            return publishing.adopted(before, offer)
+
+        write_through = bench.sizes.policy is WritePolicy.WRITE_THROUGH
+        pressure = Pressure(
+            asks=live.namespace,
+            device={} if name == "finish" else {each.name: 1 for each in bench.states},
+            host=dict.fromkeys(bench.mirrored) if write_through else {},
+            passing={
+                self.model.prefix(live.namespace, live.tuple, page)
+                for page in range(max(boundary, live.own.based, 0))
+            },
+        )
+        result = bench.act(name, operation, pressure=pressure, uses=uses)
+        if result is not False and deeper:
+            publishing.check(live, boundary)
+        return result
+
+    def checkpoint(self, live: Live) -> None:
+        """Share the data computed so far; declined only for a reason (I5, I6, A12)."""
+        bench, own = self.bench, live.own
+        if live.cleared:
+            self._share_nothing(live, "checkpoint", self.cache.checkpoint)
+            return
+        boundary = live.computed // self.model.page_size
+        if bench.states:
+            due = {live.standing} if bench.publishing.keeps(live, bench.seen) else set()
+            boundary = min(boundary, max((own.shared, *own.captured, *due)))
+        is_new = boundary > max(live.anchor, own.based) or any(
+            page < boundary for pages in own.private.values() for page in pages
+        )
+        declined = self.cache.publisher.declined_checkpoints
+        moved = self._share(live, boundary, "checkpoint", lambda: self._checkpoint(live, boundary))
+        bench.trace.outcome("shared" if moved else "declined")
+        if not is_new and not moved:
+            return
+        # A state that was due and is not there found no slot, although it was budgeted.
+        self.judge.expect(
+            moved or self.cache.publisher.declined_checkpoints == declined + 1,
+            "A10" if bench.states else "I6",
+            bench.states[0].name if bench.states else None,
+            lambda: f"a checkpoint of {live.name} at page {boundary} was declined for nothing",
+        )
+
+    def _checkpoint(self, live: Live, boundary: int) -> bool:
+        moved = self.cache.checkpoint(live.request, self.bench.fence)
+        if moved:
+            live.anchor = live.cached = boundary
+            if self.bench.states:
+                live.own.last_point = max(live.own.last_point, boundary)
+            live.locked = {}
+        return moved
+
+    def _share_nothing(
+        self, live: Live, name: str, operation: Callable[[Request, Point], int]
+    ) -> None:
+        """A request whose namespace was cleared shares nothing."""
+        bench = self.bench
+        shared = bench.act(name, lambda: operation(live.request, bench.fence))
+        self.judge.expect(
+            not shared, "I6", None, lambda: f"{name} of {live.name}, cleared, shares {shared}"
+        )
+
+    def finish(self, live: Live) -> None:
+        """End a request; all data that can be cached is cached (I6, I7)."""
+        size, own = self.model.page_size, live.own
+        boundary, rest = divmod(live.computed, size)
+        if self.bench.states:
+            if not rest and live.started and boundary:
+                own.captured.add(boundary)
+            elif live.tracked:
+                own.captured.add(live.tracked)
+            boundary = min(boundary, max((own.shared, *own.captured), default=0))
+        self.bench.live.remove(live)
+        if live.cleared:
+            self._share_nothing(live, "finish", self.cache.finish)
+            return
+        hint = HINTS[live.computed % len(HINTS)]
+        cached = self._share(
+            live,
+            boundary,
+            "finish",
+            lambda: self.cache.finish(live.request, self.bench.fence, hint),
+        )
+        self.bench.trace.outcome(f"{cached} tokens cached")
+        expected = max(boundary, live.cached) * size
+        self.judge.expect(
+            cached == expected,
+            "I6",
+            None,
+            lambda: f"finishing {live.name} cached {cached} tokens, the model says {expected}",
+        )

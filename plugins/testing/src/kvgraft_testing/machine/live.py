@@ -1,0 +1,121 @@
+"""A request as the model follows it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvgraft.requests.request import Request
+from kvgraft.types import MatchView, PointKind
+from kvgraft_testing.machine.brute_force import Gone, Prefix
+from kvgraft_testing.machine.resuming import Progress
+
+__all__ = ["Live"]
+
+Points = set[tuple[int, PointKind]]
+"""Resume points, as boundary and kind."""
+
+
+@dataclass
+class Live:
+    """One running request; token counts unless named otherwise.
+
+    Attributes:
+        name: in traces.
+        request: the cache's own.
+        namespace, tuple: its tokens so far.
+        prompt, reserve, chunk: as asked for.
+        mark: position the engine named as a resume point; 0 for none.
+        patience: calls of `admit` that may still put it off for pages that another computes.
+        waits: whether the last one did.
+        steps: whether it decodes in steps, as all running requests of an engine do together.
+        anchor: page it is anchored at.
+        cached: deepest boundary, in pages, at which it left all components' data.
+        computed: tokens whose data exists.
+        admitted, loaded, started: how far it got; started means it allocated.
+        due: boundaries (pages) ahead at which states are captured.
+        kinds: the kinds of the points that were ahead when it was leased, by boundary.
+        counted: its points that were counted as skipped, as boundary and kind.
+        own: its resume points, and its own data.
+        standing: boundary its live states stand at, to be kept before it goes on; 0 for none.
+        standing_as: why: `point`, `grid` or `left`.
+        tracked: last boundary passed while decoding that keeps a state, or 0.
+        deferred: whether admission last answered so.
+        locked: per component that asked for it, pages pinned besides its reach that a load-back
+            brings as well.
+        views: the views of its match given to components' hooks.
+    """
+
+    name: str
+    request: Request
+    namespace: object
+    tuple: tuple[int, ...]
+    prompt: int
+    reserve: int
+    chunk: int
+    mark: int = 0
+    patience: int = 0
+    waits: bool = False
+    steps: bool = False
+    anchor: int = 0
+    cached: int = 0
+    computed: int = 0
+    admitted: bool = False
+    loaded: bool = False
+    started: bool = False
+    deferred: bool = False
+    due: set[int] = field(default_factory=set)
+    kinds: dict[int, PointKind] = field(default_factory=dict)
+    counted: Points = field(default_factory=set)
+    own: Progress = field(default_factory=Progress)
+    standing: int = 0
+    standing_as: str = ""
+    tracked: int = 0
+    locked: dict[str, set[int]] = field(default_factory=dict)
+    views: list[MatchView] = field(default_factory=list)
+
+    @property
+    def cleared(self) -> bool:
+        """Whether its namespace was cleared since it was matched."""
+        return isinstance(self.namespace, Gone)
+
+    def found_again(self) -> None:
+        """It is matched again, in its namespace as that is now."""
+        if isinstance(self.namespace, Gone):
+            self.namespace = self.namespace.namespace
+
+    @property
+    def sequence(self) -> Prefix:
+        """Namespace and tokens so far."""
+        return (self.namespace, self.tuple)
+
+    def leased(self, page_size: int) -> None:
+        """Take over the values of a new lease."""
+        self.anchor = self.request.anchor_tokens // page_size
+        self.computed = self.request.anchor_tokens
+        self.admitted = self.loaded = self.started = self.deferred = self.waits = False
+        self.due = set(self.request.checkpoints)
+        self.kinds = dict(self.request.points)
+        self.own = Progress(
+            points=set(self.request.points),
+            last_point=self.anchor,
+            last_left=self.anchor,
+            private=defaultdict(set),
+            based=self.anchor,
+        )
+        self.cached = self.anchor
+        self.standing = self.tracked = 0
+        self.locked = {}
+        self.views = []
+
+    def count_skipped(self, pages: Iterable[int]) -> int:
+        """Its points at these boundaries are none after all; how many were not counted before."""
+        skipped = {(page, self.kinds.get(page, PointKind.GRID)) for page in pages} - self.counted
+        self.counted |= skipped
+        return len(skipped)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its load-back has not delivered."""
+        return not self.request.ready or self.request.load_failed

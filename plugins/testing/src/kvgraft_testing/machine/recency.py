@@ -1,0 +1,147 @@
+"""When each component's data was last used, as the model counts it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kvgraft_testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
+from kvgraft_testing.machine.keeping import BY_AGE, Keeping
+from kvgraft_testing.machine.observing import NodeView, Snapshot
+
+__all__ = ["Recency"]
+
+LEFT = 1 << 40
+"""Taken off the clock for left-behind data: before everything else, oldest first."""
+
+
+class Recency:
+    """When each component's page was last used.
+
+    A use of a page is a use of its whole prefix for a component that needs all of it. The cache
+    keeps that lazily, tier by tier: a stamp climbs when the nodes below leave the tier. So of a
+    page below which a tier had a gap when it was used, the model knows the latest use (`used`),
+    and the latest the tier is certain to know of (`known`).
+    """
+
+    def __init__(self, model: BruteForce, keeping: Keeping = BY_AGE) -> None:
+        self.model = model
+        self.keeping = keeping
+        self.clock = 0
+        self.used: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
+        self.known: dict[tuple[str, str], dict[Prefix, int]] = {
+            (each.name, tier): {} for each in model.components for tier in ("device", "host")
+        }
+        self._before: dict[tuple[str, str, Prefix], int] = {}
+        self.reserved: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
+        """Pages in the clean reserve, with their last use when they came there."""
+
+    def settle(self) -> None:
+        """An operation begins: from here on its own uses are told from earlier ones."""
+        self._before.clear()
+
+    def cleared(self, gone: Mapping[object, Gone]) -> None:
+        """Namespaces were cleared: what is used there from now on is used for the first time."""
+        for pages in (*self.used.values(), *self.known.values(), *self.reserved.values()):
+            for page in [page for page in pages if page[0] in gone]:
+                pages[gone[page[0]], page[1]] = pages.pop(page)
+
+    def _note(self, name: str, tier: str, page: Prefix) -> None:
+        known = self.known[name, tier]
+        self._before.setdefault((name, tier, page), known.get(page, 0))
+        known[page] = self.clock
+
+    def created(self, pages: set[Prefix]) -> None:
+        """Nodes for these pages appeared."""
+        self.clock += 1
+        for name in self.used:
+            self.adopted(name, pages)
+
+    def adopted(self, name: str, pages: set[Prefix]) -> None:
+        """An insert gave a component data."""
+        self.used[name].update(dict.fromkeys(pages, self.clock))
+        for tier in ("device", "host"):
+            for page in pages:
+                self._note(name, tier, page)
+
+    def touched(self, name: str, pages: Iterable[Prefix]) -> None:
+        """A component's pages may count as used."""
+        self.used[name].update(dict.fromkeys(pages, self.clock))
+
+    def again(self, name: str, pages: set[Prefix], nodes: Iterable[NodeView]) -> None:
+        """Pages that are there were computed again, and are not left behind (I9).
+
+        Whole nodes may count as used, except left-behind data: nodes are split from that.
+        """
+        for view in nodes:
+            if not pages.isdisjoint(view.pages):
+                used = self.used[name]
+                self.touched(name, [page for page in view.pages if used.get(page, 0) >= 0])
+        self.touched(name, pages)
+        for page in pages:
+            if self.known[name, "device"].get(page, 0) < 0:
+                self._note(name, "device", page)
+
+    def left_behind(self, name: str, pages: set[Prefix], *, certain: bool) -> None:
+        """Pages just adopted are the next victims, after those left behind before (I9).
+
+        Where that is not certain they may also be as they were.
+        """
+        now = self.clock - LEFT
+        used = self.used[name]
+        for page in pages:
+            used[page] = now if certain else max(now, used.get(page, 0))
+            for tier in ("device", "host"):
+                known = self.known[name, tier]
+                known[page] = now if certain else min(now, known.get(page, 0))
+
+    def resumed(
+        self,
+        sequence: Prefix,
+        boundary: int,
+        after: Snapshot,
+        position: int = 0,
+        since: int = 0,
+        locked: Mapping[str, set[int]] | None = None,
+    ) -> None:
+        """A request resumes at a boundary, or continues from there having got to `position`.
+
+        Then it is certain to use only data within its reach from both. One that ended there is
+        certain to have used the pages it computed, `since` on. Pages that components pin besides,
+        as in `locked`, may count as used.
+        """
+        self.clock += 1
+        for component in self.model.components:
+            name = component.name
+            pages = self.model.prefixes(component, sequence, boundary)
+            self.used[name].update(dict.fromkeys(pages, self.clock))
+            for number in locked.get(name, ()) if locked else ():
+                self.used[name][self.model.prefix(*sequence, number)] = self.clock
+            if position > boundary and not component.is_prefix_closed:
+                ahead = self.model.pages(component, position) if not component.is_state else ()
+                pages = [page for page in pages if self.model.page_of(page) in ahead]
+            pages = [page for page in pages if self.model.page_of(page) >= since]
+            held = after.held[name]
+            for tier, cells in (("device", held.device), ("host", held.host)):
+                for page in reversed(pages):
+                    if component.is_prefix_closed and page not in cells:
+                        break
+                    self._note(name, tier, page)
+
+    def rank(self, page: Prefix, used: int) -> tuple[int, int]:
+        """When data with that last use is to leave; what was left behind goes before all (I9)."""
+        return (-1 if used < 0 else self.keeping.rank(page[0])), used
+
+    def is_next(self, name: str, page: Prefix) -> bool:
+        """Whether data is in the clean reserve, and was not used since it came there."""
+        used = self.used[name].get(page, 0)
+        return used >= 0 and self.reserved[name].get(page) == used
+
+    def latest(self, component: ModelComponent, pages: tuple[Prefix, ...]) -> int:
+        """Last use, this operation's included."""
+        return max(self.used[component.name].get(page, 0) for page in pages)
+
+    def certain(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> int:
+        """Last use a tier is certain to know of; room may be made before an operation's own."""
+        name = component.name
+        known = self.known[name, tier]
+        return max(self._before.get((name, tier, page), known.get(page, 0)) for page in pages)

@@ -1,0 +1,309 @@
+"""Rules that are scenes: several requests meet where calls drawn one by one seldom lead."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis.stateful import rule
+
+from kvgraft.types import Namespaces
+from kvgraft_testing.machine.examples import Impossible, picked, unless_over
+from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.picking import (
+    MOST_REQUESTS,
+    NAMESPACES,
+    STEMS,
+    Picking,
+    chunks,
+    has,
+    has_place,
+    has_scene,
+    picks,
+    tails,
+)
+
+__all__ = ["Scenes"]
+
+
+class Scenes(Picking):
+    """Requests that share a load-back, meet a duplicate, end in flight, crowd, or wait in line."""
+
+    @has("unfinished")
+    @rule(index=picks, stem=st.sampled_from(STEMS), reserve=st.integers(4, 24))
+    @unless_over
+    def squeeze_in(self, index: int, stem: tuple[int, ...], reserve: int) -> None:
+        """Promise all remaining slots to others; a request is admitted or goes on in an exact fit.
+
+        This shows demands that are too small, chunks that are too large and promises not renewed.
+        """
+        harness, live = self.harness, self._pick("unfinished", index)
+        others = self._promise_the_rest(stem, reserve)
+        while not live.admitted and others and not harness.admit(live).admitted:
+            harness.abort(others.pop())
+        if live.admitted and not live.loaded:
+            harness.load_back(live)
+            harness.rooms.step_all()
+        if live.admitted and not live.waiting:
+            if live.computed < live.prompt:
+                harness.prefill(live, live.prompt if reserve % 2 else None)
+            others += self._promise_the_rest(stem, 1)
+            harness.prefill_all(live)
+            while live.computed < live.prompt + live.reserve and harness.decode(live, 1):
+                pass
+        for other in others:
+            harness.abort(other)
+
+    @has_scene()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        less=st.integers(1, 4),
+        reserve=st.integers(0, 8),
+        faster=st.booleans(),
+    )
+    @unless_over
+    def go_on_in_a_crowd(
+        self,
+        stem: tuple[int, ...],
+        less: int,
+        reserve: int,
+        faster: bool,  # noqa: FBT001 - drawn by name
+    ) -> None:
+        """A long prompt goes on where others are promised the rest, in small or larger chunks.
+
+        It was admitted with chunks of a page, which leave much of a window's pool to others. A
+        larger one is deferred (A5), and each small one takes what the last one gave back (A7).
+        """
+        self.scenes += 1
+        harness, size = self.harness, self.harness.model.page_size
+        self._make_place(3)
+        n_tokens = max(1, harness.bench.sizes.device // 2 + 2 - less) * size
+        tokens = (harness.unseen(1) + stem * n_tokens)[:n_tokens]
+        live = self._begin(None, tokens, 0, size)
+        self._along(live, 2)
+        if not live.admitted or live.waiting:
+            return
+        others = self._promise_the_rest(stem, reserve)
+        while faster and live.computed < live.prompt and harness.prefill(live, live.prompt):
+            pass
+        for _ in range(reserve):
+            if live.computed < live.prompt:
+                harness.prefill(live, None)
+        others += self._promise_the_rest(stem, 1)
+        harness.prefill_all(live)
+        for other in others:
+            harness.abort(other)
+
+    def _promise_the_rest(self, stem: tuple[int, ...], reserve: int) -> list[Live]:
+        """Others are admitted as long as there is room and place for one, ever smaller ones."""
+        others: list[Live] = []
+        while reserve >= 0 and len(self.harness.live) < MOST_REQUESTS:
+            other = self._begin("the rest", stem[:1], reserve, None)
+            if self.harness.admit(other).admitted:
+                others.append(other)
+            else:
+                self.harness.abort(other)
+                reserve = reserve // 2 if reserve else -1
+        return others
+
+    @has_scene(of_ended=True)
+    @rule(
+        index=picks,
+        share=st.integers(1, 6),
+        longest=st.sampled_from((0, 0, 0, 1, 2)),
+        first=st.sampled_from((0, 0, 1)),
+        fails=st.booleans(),
+    )
+    @unless_over
+    def load_together(
+        self,
+        index: int,
+        share: int,
+        longest: int,
+        first: int,
+        fails: bool,  # noqa: FBT001 - drawn by name
+    ) -> None:
+        """Requests need data from HOST: one a part, two all of it.
+
+        Where the part comes first, the second waits for that and loads the rest, and a third waits
+        for both. The copies end one after the other, in any order; the first may fail.
+        """
+        self.scenes += 1
+        size = self.harness.model.page_size
+        namespace, tokens = picked(self.harness.ended, index)
+        self._make_place(3)
+        rooms, pending = self.harness.rooms, self.harness.bench.engine.pending
+        n_pages = self.harness.bench.sizes.device // 3
+        tokens = (tokens + self.harness.unseen(n_pages * size))[: n_pages * size]
+        part = tokens[: max(1, n_pages * share // 7) * size]
+        for each in (part, tokens):
+            self._compute(namespace, each)
+        self._leave_on_host(namespace, part, tokens)
+        waiting: list[Live] = []
+        wanted = [tokens, tokens]
+        wanted.insert(longest, part)
+        for each in wanted:
+            live = self._begin(namespace, (*each, 1), 0, None)
+            self._along(live, 2)
+            if live.deferred and waiting and waiting[-1] in self.harness.live:
+                self.harness.abort(waiting.pop())  # its load-back goes on without it
+                self._along(live, 2)
+            waiting.append(live)
+        while pending:
+            rooms.step(first % len(pending), fails=fails)
+            rooms.poll()
+            fails = False
+            for live in waiting:
+                if live in self._requests("prefilling"):
+                    self.harness.prefill(live, None)
+        for live in waiting:
+            if live in self.harness.live and live.request.load_failed:
+                self.harness.restart(live)
+
+    @has_scene()
+    @rule(stem=st.sampled_from(STEMS), length=st.integers(0, 8), own=st.integers(1, 3))
+    @unless_over
+    def arrive_twice(self, stem: tuple[int, ...], length: int, own: int) -> None:
+        """Another request computes and inserts a load-back's pages meanwhile (I4)."""
+        self.scenes += 1
+        harness = self.harness
+        self._make_place(3)
+        tokens = self._grown(stem[:length]) + harness.unseen(own * harness.model.page_size)
+        twin, first = (self._begin(None, tokens, 0, None) for _ in range(2))
+        for live in (twin, first):
+            self._along(live, 2)
+            if live.admitted and live.waiting:
+                harness.rooms.step_all()
+            if live.admitted and not live.waiting:
+                harness.prefill_all(live)
+        if first not in harness.live or first.computed < first.prompt:
+            return
+        harness.finish(first)
+        self._leave_on_host(None, tokens)
+        self._along(self._begin(None, (*tokens, 1), 0, None), 2)
+        if twin in harness.live and twin.computed == twin.prompt:
+            harness.finish(twin)
+        harness.rooms.step_all()
+
+    @has_scene(of_ended=True)
+    @rule(index=picks, shared=st.booleans())
+    @unless_over
+    def abort_in_flight(self, index: int, shared: bool) -> None:  # noqa: FBT001
+        """A request ends while its data is on its way; HOST evicts all it can meanwhile (L8)."""
+        self.scenes += 1
+        harness = self.harness
+        namespace, tokens = picked(harness.ended, index)
+        self._make_place(2)
+        self._leave_on_host(namespace, tokens)
+        live = self._begin(namespace, (*tokens, 1), 0, None)
+        self._along(live, 2)
+        if live not in harness.live or not live.waiting:
+            return
+        if shared:
+            self._along(self._begin(namespace, (*tokens, 2), 0, None), 2)
+        harness.abort(live)
+        harness.rooms.clear_host()
+        harness.rooms.step_all()
+
+    @has_place()
+    @has_scene(of_ended=True)
+    @rule(index=picks, namespace=st.sampled_from(NAMESPACES))
+    @unless_over
+    def ask_elsewhere(self, index: int, namespace: object) -> None:
+        """The same tokens in a namespace that may look like theirs (T11)."""
+        self.scenes += 1
+        if len(self.harness.live) >= MOST_REQUESTS:
+            raise Impossible
+        _, tokens = picked(self.harness.ended, index)
+        self.harness.abort(self._begin(namespace, tokens, 0, None))
+
+    @has_scene()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        length=st.integers(1, 5),
+        tail=tails,
+        chunk=chunks,
+        patience=st.integers(1, 4),
+        ends=st.sampled_from(("finish", "finish", "abort", "restart", "")),
+        namespace=st.sampled_from((None, None, "tenant")),
+    )
+    @unless_over
+    def compute_once(
+        self,
+        stem: tuple[int, ...],
+        length: int,
+        tail: tuple[int, ...],
+        chunk: int | None,
+        patience: int,
+        ends: str,
+        namespace: object,
+    ) -> None:
+        """Two requests may wait for the pages that a third computes, which may end before (A8).
+
+        One asks a step later than the other, and may be of another namespace.
+        """
+        self.scenes += 1
+        harness, size = self.harness, self.harness.model.page_size
+        self._make_place(3)
+        tokens = harness.unseen(size) + self._grown(stem[:length])
+        first = self._begin(None, tokens + tail, 0, chunk)
+        self._along(first, 2)
+        others = [
+            self._begin(where, (*tokens, *end), 0, None, patience=patience)
+            for where, end in ((None, (1,)), (namespace, (*tail, 2, 1)))
+        ]
+        for turn in range(patience):
+            for live in others[: turn + 1]:
+                if live in harness.live and not live.admitted:
+                    self._along(live, 1)
+            if first not in harness.live or not first.admitted or first.waiting:
+                continue
+            if first.computed < first.prompt and harness.prefill(first, None):
+                harness.checkpoint(first)
+            elif ends:
+                getattr(harness, ends)(first)
+        for live in others:
+            if live in harness.live and not live.admitted:
+                self._along(live, 3)
+
+    @has_scene()
+    @rule(stem=st.sampled_from(STEMS), large=st.integers(4, 60), small=st.integers(1, 6))
+    @unless_over
+    def wait_in_line(self, stem: tuple[int, ...], large: int, small: int) -> None:
+        """A large request waits while smaller ones behind it come and go (A13)."""
+        self.scenes += 1
+        self.harness.wait_in_line(stem[:1], large, small)
+
+    @has_scene()
+    @rule(namespace=st.sampled_from((Namespaces.ALL, None, "tenant")))
+    @unless_over
+    def clear(self, namespace: object) -> None:
+        """New weights were loaded, or a tenant left."""
+        self.scenes += 1
+        self.harness.clear(namespace)
+
+    @has_place()
+    @has_scene(of_ended=True)
+    @rule(index=picks, alone=st.booleans())
+    @unless_over
+    def clear_before_admission(self, index: int, alone: bool) -> None:  # noqa: FBT001
+        """A request that was matched is admitted after its namespace was cleared."""
+        self.scenes += 1
+        namespace, tokens = picked(self.harness.ended, index)
+        live = self._begin(namespace, (*tokens, 1), 0, None)
+        self.harness.clear(namespace if alone else Namespaces.ALL)
+        self._along(live, 3)
+
+    @has_place()
+    @has_scene(of_ended=True)
+    @rule(index=picks, spare=st.integers(0, 2))
+    @unless_over
+    def pin_when_little_is_left(self, index: int, spare: int) -> None:
+        """Nearly all slots are promised to a request when a prefix is to be pinned (K6)."""
+        self.scenes += 1
+        harness = self.harness
+        sequence = picked(harness.ended, index)
+        self._make_place(1)
+        base, size = harness.model.components[0], harness.model.page_size
+        room = harness.bench.seen.headroom(base.name, "device", None)
+        n_pages = max(0, room // base.slots_per_page - 2 - spare)
+        self._along(self._begin(None, harness.unseen(size), n_pages * size, None), 1)
+        harness.pins.pin(sequence)

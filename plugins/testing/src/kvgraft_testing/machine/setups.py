@@ -1,0 +1,175 @@
+"""The caches the state machine drives: component sets over small pools."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvgraft.assembly import parts_of, planned_nbytes
+from kvgraft.cache import Cache
+from kvgraft.config import CacheConfig, TenantSettings
+from kvgraft.devices.runtime import SIMULATED
+from kvgraft.packages.registry import Plugin, select
+from kvgraft.transfers import TransferEngine
+from kvgraft.types import Tier
+from kvgraft_testing.machine.accelerators import PromptedAcceleratorEngine
+from kvgraft_testing.machine.components import (
+    REFERENCE_OPTIONS,
+    narrow_window,
+    references,
+)
+from kvgraft_testing.machine.engines import PromptedTransferEngine
+from kvgraft_testing.machine.hooks import Hooks
+from kvgraft_testing.machine.keeping import BY_AGE, Keeping
+from kvgraft_testing.machine.sizes import Options, Sizes
+from kvgraft_testing.machine.streams import PromptedStreamEngine
+
+__all__ = ["Setup", "engine_for", "open_cache", "setup_for", "setups_for"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A set of components.
+
+    Attributes:
+        name: for test ids and reports.
+        options: per component, its options. Their pool sizes override the cache's.
+        plugins: the packages; one that is missing here is looked for among those installed.
+        page_sizes: tokens per page to try; sizes that components refuse are left out.
+        keeping: the eviction policy.
+        shared: whether the pools of a tier share one budget, so that boundaries move (K7).
+        tenants: settings of tenants that share the pools; none by default.
+        device: the name of the caches' device: `"cpu"`, `"simulated"`, or one that torch has.
+        sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
+            usual, more than such a tree has.
+    """
+
+    name: str
+    options: Mapping[str, Options]
+    plugins: Mapping[str, Plugin] = field(default_factory=dict)
+    page_sizes: tuple[int, ...] = (1, 2, 4)
+    keeping: Keeping = BY_AGE
+    shared: bool = False
+    tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    device: str = "cpu"
+    sweep_steps: int | None = None
+
+
+def setup_for(
+    components: Sequence[str | Plugin],
+    options: Mapping[str, Options] | None = None,
+    beside: Sequence[str | Plugin] = (),
+) -> Setup:
+    """A component set of installed names and given packages.
+
+    Args:
+        components: the components under test.
+        options: per component, its options; none by default.
+        beside: companions, such as `references()`, which have small options of their own.
+
+    Raises:
+        ConfigError: a name that is not installed.
+        PluginError: one that is installed and cannot be used.
+    """
+    given = [
+        each if isinstance(each, Plugin) else select([each])[0] for each in (*components, *beside)
+    ]
+    asked = {**REFERENCE_OPTIONS, **(options or {})}
+    return Setup(
+        "+".join(each.name for each in given),
+        {each.name: asked.get(each.name, {}) for each in given},
+        {each.name: each for each in given},
+    )
+
+
+def setups_for(
+    plugin: str | Plugin, options: Mapping[str, Any] | None = None, *, alone: bool = True
+) -> list[Setup]:
+    """One component in the company it must work in: alone, beside one other kind, beside three.
+
+    Args:
+        plugin: the package, or the name of an installed one.
+        options: its options.
+        alone: whether it can be; not if its reach does not end at every boundary.
+
+    Raises:
+        ConfigError: a name that is not installed.
+        PluginError: one that is installed and cannot be used.
+    """
+    loaded = plugin if isinstance(plugin, Plugin) else select([plugin])[0]
+    everything, window, state = references()
+    if hasattr(loaded.implementation, "acquire_component_lock"):
+        window = narrow_window()
+    companies = [(everything,), (window, state), (everything, window, state)]
+    return [
+        setup_for([loaded], {loaded.name: options or {}}, company)
+        for company in ([(), *companies] if alone else companies)
+    ]
+
+
+def engine_for(device: str) -> PromptedTransferEngine:
+    """The engine of caches on a device, with the device; see `Setup`.
+
+    Raises:
+        ConfigError: torch has it not here, or not its streams.
+    """
+    if device == "cpu":
+        return PromptedTransferEngine()
+    return PromptedStreamEngine() if device == SIMULATED else PromptedAcceleratorEngine(device)
+
+
+PIN_SHARE = 0.5
+"""Of pools of some ten pages."""
+
+
+def open_cache(
+    setup: Setup, sizes: Sizes, engine: TransferEngine, hooks: Hooks | None = None
+) -> Cache:
+    """A cache of the setup's components.
+
+    Args:
+        setup: the components.
+        sizes: page size, policy and pools.
+        engine: runs the copies.
+        hooks: notes the hook calls; nobody does by default.
+
+    Raises:
+        ConfigError: a component that is not installed, or sizes that cannot work.
+        PluginError: options that a component refuses.
+    """
+    config = CacheConfig(
+        components={
+            name: dict(options(sizes) if callable(options) else options)
+            for name, options in setup.options.items()
+        },
+        page_size=sizes.page_size,
+        device_tokens=sizes.device * sizes.page_size,
+        host_tokens=sizes.host * sizes.page_size,
+        write_policy=sizes.policy,
+        pin_share=PIN_SHARE,
+        load=sizes.load,
+        cut_tokens=sizes.cut_tokens,
+        decode_interval_tokens=sizes.decode_tokens,
+        states_inside_chunks=sizes.inside,
+        transfer_timeout_s=1e-3,
+        device=setup.device,
+        tenants={name: TenantSettings.model_validate(each) for name, each in setup.tenants.items()},
+    )
+    plugins = list(setup.plugins.values())
+    if setup.shared:
+        config = _sharing(config, plugins)
+    if hooks is not None:
+        plugins = [hooks.watch(plugin) for plugin in plugins]
+    parts = parts_of(config)
+    parts.policy = setup.keeping.make()
+    if isinstance(engine, PromptedTransferEngine) and engine.runtime is not None:
+        parts.runtime = engine.runtime
+    return Cache(config, plugins=plugins, transfers=engine, parts=parts)
+
+
+def _sharing(config: CacheConfig, plugins: Sequence[Plugin]) -> CacheConfig:
+    """The same pools at first, under one budget for each tier with a little more to give."""
+    nbytes = planned_nbytes(config, plugins)
+    budgets = {f"{tier.value}_memory": nbytes[tier] * 5 // 4 for tier in (Tier.DEVICE, Tier.HOST)}
+    return config.model_copy(update={name: room for name, room in budgets.items() if room})

@@ -1,0 +1,368 @@
+"""A step of the running model: it reads the right data, and its writes are kept."""
+
+from __future__ import annotations
+
+import torch
+
+from kvgraft.requests.state_slots import InnerStates
+from kvgraft.requests.stepping import Step
+from kvgraft_testing.machine.bench import Bench
+from kvgraft_testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
+from kvgraft_testing.machine.comparing import check_unchanged, plain
+from kvgraft_testing.machine.engines import Point
+from kvgraft_testing.machine.legality import Pressure
+from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.observing import Snapshot
+from kvgraft_testing.machine.predicting import Adopted
+from kvgraft_testing.machine.trace import demanded
+
+__all__ = ["Steps"]
+
+Pages = dict[Prefix, tuple[int, ...]]
+
+LEFT_OUT = 4
+"""An engine leaves out one of so many states that it is asked for inside chunks."""
+
+
+class Steps:
+    """Prefill and decode steps; nothing is computed but stamps."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self.cache, self.model = bench.cache, bench.model
+        self.judge, self.payloads = bench.judge, bench.payloads
+        self.publishing = bench.publishing
+        self._n_asked = 0
+
+    def advance(
+        self, live: Live, n_tokens: int, *, promised_by: str | None, fenced: bool = True
+    ) -> bool:
+        """Allocate, read the step's inputs, write its results; False if refused.
+
+        `promised_by` is the rule that says there is room; None where there need not be. Where it
+        is not `fenced`, the request ends or is shared at once, which names the fence (B4).
+        """
+        bench, size, request = self.bench, self.model.page_size, live.request
+        pages = -(-(live.computed + n_tokens) // size) - request.allocated
+        first = request.allocated
+        wanted = {
+            each.name: each.stored_pages(first, first + pages, size) * each.slots_per_page
+            for each in bench.paged
+        }
+        # The live state at first; later the copy of a state that is due to be kept.
+        wanted |= {each.name: 1 for each in bench.states}
+        host: dict[str, int | None] = {
+            each.name: wanted[each.name] for each in bench.paged if each.home_is_host
+        }
+        pressure = Pressure(device=wanted, host=host, asks=live.namespace)
+        standing = plain(request) if promised_by is None else None
+        given = self._allocate(live, n_tokens, pressure, first)
+        if not given:
+            if promised_by is not None:
+                said = (
+                    f"{n_tokens} tokens of {live.name} refused, for which there was room; "
+                    f"it was admitted with {demanded(live.request)}"
+                )
+                self.judge.fail(promised_by, None, said)
+            bench.counts["beyond reservation refused"] += 1
+            check_unchanged(self.judge, "A5", standing, request, live.name)
+            return False
+        live.started = True
+        bench.steps += 1
+        self._read(live)
+        self._write(live, live.computed + n_tokens)
+        self._computed(live, n_tokens, bench.fence if fenced else None)
+        return True
+
+    def _allocate(self, live: Live, n_tokens: int, pressure: Pressure, first: int) -> bool:
+        """Slots for the next tokens, from page `first` on; states kept go to the tree (I10)."""
+        bench, own, request = self.bench, live.own, live.request
+        before, tables = bench.seen, self.publishing.tables(live)
+        skipped = self.publishing.skipped
+
+        def opened(given: object) -> Adopted | None:
+            if given is None:
+                return None
+            adopted = self.publishing.went(live, before, tables, made_room=True)
+            if not given:
+                return adopted
+            for each in bench.paged:
+                new = range(first, request.allocated)
+                size = self.model.page_size
+                own.private[each.name] |= {
+                    page for page in new if each.stored_pages(page, page + 1, size)
+                }
+            self.publishing.settle(live, before, skipped)
+            return adopted
+
+        given = bench.act(
+            "allocate",
+            lambda: self._slots(live, n_tokens),
+            pressure=pressure,
+            uses=opened,
+        )
+        if bench.resuming.matters:
+            self.publishing.check(live, own.based)
+        return given
+
+    def _computed(self, live: Live, n_tokens: int, fence: Point | None) -> None:
+        """Tokens exist: pages now behind the reaches go to the tree (I9, I12)."""
+        bench, own, resuming = self.bench, live.own, self.bench.resuming
+        request, size = live.request, self.model.page_size
+        before, tables = bench.seen, self.publishing.tables(live)
+        skipped = self.publishing.skipped
+        was, n_states, last_point = live.computed // size, len(own.captured), own.last_point
+        live.computed += n_tokens
+        page, rest = divmod(live.computed, size)
+        states, taken, wanted = None, 0, list[int]()
+        if resuming.inside and bench.states:
+            wanted = self._inside_of(live, live.computed - n_tokens)
+            states, taken = self._inside(live, wanted, before)
+        n_states = len(own.captured) - n_states
+        if bench.states:
+            self._stand(live, 0 if rest else page)
+
+        def uses(result: object) -> Adopted | None:
+            del result
+            if bench.waited_in_vain:
+                self._skipped(live, was, last_point)
+            return self.publishing.went(live, before, tables)
+
+        bench.act(
+            "computed",
+            lambda: self._note(live, n_tokens, fence, states),
+            pressure=Pressure(
+                device={each.name: n_states for each in bench.states}, asks=live.namespace
+            ),
+            uses=uses,
+        )
+        for (name, tier), books in bench.seen.books.items():
+            if n_states and (tier == "host" or bench.waited_in_vain):
+                continue  # room for states was made, and copies to HOST are on their way
+            cost = self._joined(before, name, tier)
+            if tier == "device" and self.model.component(name).is_state:
+                cost += taken
+            was_room = before.headroom(name, tier, live.namespace)
+            if bench.seen.headroom(name, tier, live.namespace) + cost < was_room:
+                said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
+                self.judge.fail("I12", name, said)
+        if page > was and live.computed <= live.prompt and live.computed < request.total:
+            for name, pages in resuming.behind(own, page).items():
+                if pages:
+                    said = f"{live.name} keeps pages {pages} behind its reach at page {page}"
+                    self.judge.fail("I9", name, said)
+        if resuming.matters:
+            bench.counts["left behind"] += page > was
+            self.publishing.check(live, own.based)
+        none = [page for page in wanted if page not in own.points]
+        counted = self.publishing.skipped - skipped
+        self.judge.expect(
+            counted == live.count_skipped(none),
+            "I11",
+            None,
+            lambda: f"{live.name} keeps no states at pages {none}, {counted} count as skipped",
+        )
+        assert live.computed == request.computed
+
+    def _slots(self, live: Live, n_tokens: int) -> bool:
+        """Slots by `allocate`, or in a step of a request alone; its key has the tokens already."""
+        if not self._is_stepped(live):
+            return self.cache.allocate(live.request, n_tokens)
+        step = self.cache.step([live.request], n_tokens=n_tokens, n_computed=0)
+        if not step.refused:
+            self._check_step(live, step, n_tokens)
+        return not step.refused
+
+    def _note(
+        self, live: Live, n_tokens: int, fence: Point | None, states: InnerStates | None
+    ) -> None:
+        """Tokens exist, by `computed` or in a step."""
+        if self._is_stepped(live):
+            self.cache.step([live.request], n_tokens=0, fence=fence)
+        else:
+            self.cache.computed(live.request, n_tokens, fence, states)
+
+    def _is_stepped(self, live: Live) -> bool:
+        """Whether a request decodes in steps, and has come that far."""
+        return live.steps and live.request.computed >= live.prompt
+
+    def _check_step(self, live: Live, step: Step, n_tokens: int) -> None:
+        """The step names the slots that the tables name (T9)."""
+        size, start = self.model.page_size, live.request.computed
+        for component in self.bench.paged:
+            table = self.cache.table(live.request, component.name)
+            row = self.cache.table_rows(component.name)[live.request.row, : len(table)]
+            mapping = step.slot_mapping.get(component.name)
+            slots = [
+                int(table[at // size * component.slots_per_page])
+                for at in range(start, start + n_tokens)
+            ]
+            wanted = [
+                -1 if slot < 0 else slot * size + (start + at) % size
+                for at, slot in enumerate(slots)
+            ]
+            self.judge.expect(
+                row.tolist() == table.tolist() and (mapping is None or mapping.tolist() == wanted),
+                "T9",
+                component.name,
+                lambda: f"the row of {live.name} is {row.tolist()}, its table {table.tolist()}",  # noqa: B023
+            )
+
+    def _skipped(self, live: Live, page: int, last_point: int) -> None:
+        """Where a wait for room was in vain, states behind `page` are no points (I11)."""
+        own = live.own
+        skipped = {at for at in own.captured if at > page and at not in live.request.points}
+        own.points -= skipped
+        own.captured -= skipped
+        own.last_point = max([last_point, *(at for at in own.captured if at > page)])
+
+    def _joined(self, before: Snapshot, name: str, tier: str) -> int:
+        """Slots of others' pages that a request pins beside its own of the same tokens.
+
+        Its tables stay as they are; so those pages cost headroom, though no promise.
+        """
+        component = self.model.component(name)
+        if not component.is_prefix_closed:
+            return 0
+        was, held = before.held[name], self.bench.seen.held[name]
+        if tier == "device":
+            pages = was.device.keys() & (held.device_pinned - was.device_pinned)
+        else:
+            pages = was.host.keys() & (held.host_pinned - was.host_pinned)
+        return len(pages) * component.slots_per_page
+
+    def _inside_of(self, live: Live, start: int) -> list[int]:
+        """Boundaries inside the chunk that began at token `start` whose states are asked for."""
+        bench, own, size = self.bench, live.own, self.model.page_size
+        inside = range(start // size + 1, -(-live.computed // size))
+        grid = bench.resuming.on_grid(
+            live.prompt, max(start // size, own.last_point), live.computed // size
+        )
+        wanted = [page for page in inside if page in live.due or page in grid]
+        asked = self.cache.state_boundaries(live.request, live.computed - start)
+        self.judge.expect(
+            asked == [page * size for page in wanted],
+            "I10",
+            None,
+            lambda: f"states of {live.name} are asked for at {asked}, points are at {wanted}",
+        )
+        return wanted
+
+    def _inside(
+        self, live: Live, wanted: list[int], before: Snapshot
+    ) -> tuple[dict[str, dict[int, list[torch.Tensor]]], int]:
+        """The states an engine has at some boundaries inside a chunk.
+
+        They are kept where they are promised, or for as long as every pool has a slot to spare;
+        how many of the latter is told as well (I10, I11). Now and then the engine leaves one out.
+        """
+        bench, own, size = self.bench, live.own, self.model.page_size
+        spare = min(before.headroom(each.name, "device", live.namespace) for each in bench.states)
+        taken = 0
+        given = [page for page in wanted if not self._left_out()]
+        for page in wanted:
+            is_due = page in live.due
+            live.due.discard(page)
+            if page not in given or not (is_due or taken < spare):
+                own.points.discard(page)
+                continue
+            taken += not is_due
+            own.points.add(page)
+            own.captured.add(page)
+            own.last_point = page
+        handed = {
+            each.name: {
+                page * size: self.payloads.planes(each, self.model.prefix(*live.sequence, page - 1))
+                for page in given
+            }
+            for each in bench.states
+        }
+        return handed, taken
+
+    def _left_out(self) -> bool:
+        """Whether the engine leaves out the next state it is asked for."""
+        self._n_asked += 1
+        return self._n_asked % LEFT_OUT == 0
+
+    def _stand(self, live: Live, page: int) -> None:
+        """The live states stand at a boundary, or between two: are they to be kept?"""
+        own, resuming = live.own, self.bench.resuming
+        live.standing = 0
+        if page in live.due:
+            live.due.discard(page)
+            own.last_point = page
+            live.standing, live.standing_as = page, "point"
+        elif page and live.computed < live.prompt:
+            if resuming.is_on_grid(own, page):
+                live.standing, live.standing_as = page, "grid"
+            elif page - max(own.last_point, own.last_left) >= resuming.state_spacing:
+                live.standing, live.standing_as = page, "left"
+        elif page and live.reserve and page % resuming.decode_pages == 0:
+            live.tracked = page
+
+    def _read(self, live: Live) -> None:
+        """The data that the next token attends to is there and right (M7, M8, R5, L6)."""
+        size = self.model.page_size
+        for component in self.bench.paged:
+            tokens = needed_tokens(component.parts, live.computed)
+            numbers = sorted({token // size for token in tokens})
+            tiers = ("device", "host") if component.home_is_host else ("device",)
+            for tier in tiers:
+                table = self.publishing.table(live, component, tier)
+                pages: Pages = {}
+                for page in numbers:
+                    slots = table[page] if page < len(table) else ()
+                    if min(slots, default=-1) < 0:
+                        self._lacks(live, component, page, tier)
+                        continue
+                    end = min((page + 1) * size, live.computed)
+                    pages[live.namespace, live.tuple[:end]] = slots
+                self._check(live, component, pages, tier)
+        for component in self.bench.states:
+            if live.computed:
+                slot = self.cache.state_slot(live.request, component.name)
+                self._check(live, component, {self._here(live): (slot,)}, "device")
+
+    def _here(self, live: Live) -> Prefix:
+        return (live.namespace, live.tuple[: live.computed])
+
+    def _lacks(self, live: Live, component: ModelComponent, page: int, tier: str) -> None:
+        rule = "R5" if page < live.anchor else "L6"
+        said = f"{live.name} has no {tier} slot for page {page}, which it needs at {live.computed}"
+        self.judge.fail(rule, component.name, said)
+
+    def _check(self, live: Live, component: ModelComponent, pages: Pages, tier: str) -> None:
+        self.payloads.read(component, tier, [slot for slots in pages.values() for slot in slots])
+        wrong = self.payloads.wrong(component, tier, pages)
+        if wrong is None:
+            return
+        anchor = live.anchor * self.model.page_size
+        if component.is_state:
+            rule = "M8" if live.computed == anchor else "T9"
+        else:
+            rule = "M7" if len(wrong.prefix[1]) <= anchor else "T9"
+        self.judge.fail(rule, component.name, f"{live.name}: {tier} {wrong}")
+
+    def _write(self, live: Live, end: int) -> None:
+        """Compute tokens up to `end` into the request's slots."""
+        size = self.model.page_size
+        for component in self.bench.paged:
+            tiers = ("device", "host") if component.home_is_host else ("device",)
+            for tier in tiers:
+                table = self.publishing.table(live, component, tier)
+                for page in range(live.computed // size, -(-end // size)):
+                    prefix = (live.namespace, live.tuple[: min((page + 1) * size, end)])
+                    slots = table[page] if page < len(table) else ()
+                    if not component.stored_pages(page, page + 1, size):
+                        if max(slots, default=0) >= 0:
+                            said = f"{live.name} has {tier} slots {slots} for page {page}, which "
+                            self.judge.fail("A1", component.name, f"{said}no boundary needs")
+                        continue
+                    if len(slots) != component.slots_per_page or min(slots) < 0:
+                        self._lacks(live, component, page, tier)
+                        continue
+                    self.payloads.write(component, tier, prefix, slots, self.bench.steps)
+        for component in self.bench.states:
+            slot = self.cache.state_slot(live.request, component.name)
+            prefix = (live.namespace, live.tuple[:end])
+            self.payloads.write(component, "device", prefix, [slot], self.bench.steps)

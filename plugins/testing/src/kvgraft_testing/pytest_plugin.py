@@ -1,0 +1,71 @@
+"""pytest options for contract tests: the profile, and a report of every clause as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = [
+    "pytest_addoption",
+    "pytest_configure",
+    "pytest_pycollect_makeitem",
+    "pytest_terminal_summary",
+]
+
+PROFILES = ("dev", "ci", "nightly")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--contract-report FILE`, `--contract-profile NAME`."""
+    group = parser.getgroup("kvgraft", "kvgraft's contract suite")
+    group.addoption(
+        "--contract-report",
+        metavar="FILE",
+        type=Path,
+        help="write the result of every clause as JSON",
+    )
+    group.addoption(
+        "--contract-profile",
+        default="ci",
+        choices=PROFILES,
+        help="how hard the state machine looks (default: ci)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker."""
+    config.addinivalue_line("markers", "contract(rule): a clause of kvgraft's contract")
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
+    """Refuse a contract class that was given more than data, however it got that."""
+    module = sys.modules.get("kvgraft_testing.component_contract")
+    if module is None or not isinstance(obj, type) or not issubclass(obj, module.ComponentContract):
+        return
+    if obj is module.ComponentContract:
+        return
+    try:
+        module.expect_sealed(obj)
+    except TypeError as error:
+        raise collector.CollectError(str(error)) from None
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Write the report; clauses run in any process."""
+    path: Path | None = config.getoption("contract_report")
+    if path is None:
+        return
+    results = [
+        value
+        for outcome in ("passed", "failed", "skipped", "xfailed")
+        for report in terminalreporter.getreports(outcome)
+        if report.when == "call"
+        for name, value in report.user_properties
+        if name == "contract"
+    ]
+    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    terminalreporter.write_line(f"{len(results)} contract results written to {path}")
