@@ -371,8 +371,8 @@ def test_an_invalid_number_of_tokens_is_refused_with_and_without_states(
     cache.abort(request)
 
 
-def test_a_state_whose_room_does_not_come_in_time_is_skipped_and_nothing_fails() -> None:
-    """Under write-back, copies of evicted states may not end in time (I11, E4)."""
+def test_a_state_gets_its_room_though_copies_of_evicted_states_do_not_end() -> None:
+    """Under write-back others leave without a copy then (A7, E4)."""
     engine = CpuTransferEngine()
     with opened(
         states=5,
@@ -392,7 +392,7 @@ def test_a_state_whose_room_does_not_come_in_time_is_skipped_and_nothing_fails()
         assert fence.met.wait(60)
         cache.computed(request, len(PROMPT), states=states_at(cache, request, asked))
         assert request.computed == len(PROMPT)
-        assert {kind for kind, n in cache.points.skipped.items() if n} == {PointKind.REPEAT}
+        assert not any(cache.points.skipped.values())
         cache.check_integrity()
         fence.set()
         while not cache.drain():
@@ -401,7 +401,7 @@ def test_a_state_whose_room_does_not_come_in_time_is_skipped_and_nothing_fails()
         cache.check_integrity()
         for name in STATES:
             slots = slots_on(cache, PROMPT, name, Tier.DEVICE)
-            assert [page for page, slot in enumerate(slots, 1) if slot is not None] == [10, 20]
+            assert [page for page, slot in enumerate(slots, 1) if slot is not None] == [10, 20, 39]
             expected = state_of(cache, name, PROMPT[:40])
             assert all(map(torch.equal, held_state(cache, name, slots[9]), expected))
 

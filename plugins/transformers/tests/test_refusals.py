@@ -383,4 +383,4 @@ def test_true_is_no_number_in_a_clients_request(field: str) -> None:
     given = [True] if field == "prompt" else True
     with pytest.raises(ApiError, match=rf"^{field}\S*=\[?True\]?: ") as refused:
         parse_completion({"model": "m", "prompt": [1, 2], field: given})
-    assert refused.value.body["error"]["param"] == field
+    assert str(refused.value.body["error"]["param"]).partition(".")[0] == field

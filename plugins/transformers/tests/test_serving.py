@@ -574,7 +574,7 @@ def opened(checkpoint: Path, *arguments: str) -> CacheConfig:
     """Settings of the cache that the command opens with these arguments."""
     with serve.make_context("serve", [str(checkpoint), *arguments]) as context:
         options = dict(context.params)
-        for name in ("model", "host", "port", "grace_s"):
+        for name in ("model", "host", "port", "grace_s", "log_requests"):
             del options[name]
         served = load_served_model(str(checkpoint), options, local=True)
         served.worker.stop()

@@ -69,7 +69,7 @@ KINDS: Final = 1 << KIND_BITS
 MOST_LEVELS: Final = 1 << KIND_BITS - CLASS_BITS
 
 WORTH = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
-"""What a reuse of data saves, by the level of its cost."""
+"""The work that a reuse of data saves, by the level of its cost."""
 
 
 def level_of(cost: int) -> int:
