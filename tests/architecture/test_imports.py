@@ -94,6 +94,10 @@ NO_TORCH = [
 ]
 
 
+MOST_LINES = 22_650
+"""Of the core's source."""
+
+
 def room(name: str) -> str:
     """The folder of a module of the core, or the module itself where it stands on top."""
     return name.split(".")[1]
@@ -128,6 +132,12 @@ def test_a_module_imports_only_its_own_layer_and_those_below() -> None:
             elif imported.startswith("kvgraft.") and layer(imported) > mine:
                 wrong.append(f"{module.name} imports {imported}, which is above it")
     assert wrong == []
+
+
+def test_the_core_stays_small() -> None:
+    """The number may only fall: a feature that not every cache needs is a package."""
+    lines = sum(len(module.path.read_text(encoding="utf-8").splitlines()) for module in MODULES)
+    assert lines <= MOST_LINES
 
 
 def test_the_core_imports_no_package_of_a_part() -> None:
