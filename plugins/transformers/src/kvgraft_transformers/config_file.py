@@ -33,7 +33,12 @@ from transformers.utils import logging
 from kvgraft import ConfigError
 from kvgraft_transformers.architecture import describe_layers
 from kvgraft_transformers.errors import UnsupportedModelError
-from kvgraft_transformers.probing import check_kind, describe_failure, probe_shapes
+from kvgraft_transformers.probing import (
+    CACHE_ARGUMENTS,
+    check_kind,
+    describe_failure,
+    probe_shapes,
+)
 
 __all__ = ["components_of_config"]
 
@@ -41,9 +46,6 @@ MOST_LAYERS = 2000
 """The deepest published models have some two hundred."""
 
 META = torch.device("meta")
-
-CACHES = {"past_key_values", "cache_params"}
-"""Arguments of forward passes that take a cache."""
 
 
 def components_of_config(path: str | os.PathLike[str]) -> dict[str, dict[str, Any]]:
@@ -103,9 +105,9 @@ def _expect_decoder(model: PreTrainedModel) -> None:
             "is an encoder: its tokens attend to those behind them, so a prefix is of no use to "
             f"another prompt{decoder}",
         )
-    if not CACHES & set(inspect.signature(model.forward).parameters):
+    if not {*CACHE_ARGUMENTS} & set(inspect.signature(model.forward).parameters):
         raise UnsupportedModelError(
-            model, "takes no cache (no argument past_key_values): it is no decoder of text"
+            model, "takes no cache (no argument cache or past_key_values): it is no decoder of text"
         )
 
 
