@@ -475,7 +475,7 @@ def test_after_a_cut_of_its_key_a_request_may_end_that_shared_all_it_computed(en
         assert cache.allocate(other, 20)
         cache.computed(other, 20)
         other.key.truncate(18)
-        with pytest.raises(LeaseError, match="its key was cut to 18"):
+        with pytest.raises(LeaseError, match="its key was cut before that, and holds 18 now"):
             getattr(cache, end)(other)
         cache.abort(other)
         cache.check_integrity()
@@ -731,3 +731,26 @@ def test_a_request_is_neither_copied_nor_pickled(
     request = cache.begin(TokenKey([1, 2]))
     with pytest.raises(LeaseError, match="begin another with a copy of its key"):
         copied(request)
+
+
+@pytest.mark.parametrize("call", ["checkpoint", "finish", "fork"])
+def test_a_key_in_another_namespace_than_its_request_is_refused(call: str) -> None:
+    """Also where all whole pages were shared before."""
+    with Cache.open(["full"], page_size=4, device_tokens=64) as cache:
+        key = TokenKey(range(18), namespace="a")
+        request = cache.begin(key, reserve=8)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 18)
+        cache.computed(request, 18)
+        cache.checkpoint(request)
+        key.namespace = "b"
+        with pytest.raises(LeaseError, match="began in namespace 'a'"):
+            getattr(cache, call)(request)
+        cache.check_integrity()
+        cache.abort(request)
+
+
+def test_a_size_of_more_bytes_than_pools_have_pages_for_is_refused() -> None:
+    said = "are more than 2147483648 pages take, the most that a pool can have"
+    with pytest.raises(ConfigError, match=said):
+        Cache.open(["full"], device_bytes="999999999GB", payload=False)

@@ -161,3 +161,10 @@ def test_a_line_in_which_nobody_is_tried_is_refused(
     with pytest.raises(ConfigError) as refused:
         WaitingQueue(lookahead, patience)
     assert str(refused.value) == said
+
+
+def test_an_object_that_is_no_place_is_not_put_back() -> None:
+    queue: WaitingQueue[str] = WaitingQueue()
+    for foreign in (None, "x"):
+        with pytest.raises(ConfigError, match="is no place; give what `take` returned"):
+            queue.put_back(foreign)  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 22_650
+MOST_LINES = 22_700
 """Of the core's source."""
 
 

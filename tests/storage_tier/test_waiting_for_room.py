@@ -248,3 +248,27 @@ def test_a_store_attached_while_they_wait_is_not_asked_for_those_that_ended() ->
     assert waiting.ended
     assert waiting.gained_tokens == 0
     cache.close()
+
+
+def test_a_request_that_does_not_fit_leaves_data_kept_for_others_alone() -> None:
+    """Neither at admission nor as it grows beyond its promise (A9)."""
+    setup = installed("hisparse")
+    cache = opened(setup, host_tokens=64)
+    server = Server(cache)
+    running = cache.begin(TokenKey(range(5000, 5024)), reserve=0)
+    assert cache.admit(running).admitted
+    server.prefill(running)
+    (came,) = asked(cache, PROMPTS[0])
+    until(lambda: came.ended, cache)
+    kept = tier_of(cache).prefetching.deliveries
+    assert came.gained_tokens
+    assert len(kept) == 1
+    large = cache.begin(TokenKey(range(6000, 6056)))
+    assert not cache.admit(large).admitted
+    assert len(kept) == 1
+    assert not cache.allocate(running, 60)
+    assert len(kept) == 1
+    cache.abort(large)
+    cache.abort(running)
+    assert run(server, came) == came.gained_tokens
+    cache.close()

@@ -184,6 +184,11 @@ def _largest(
         middle = min(2 * low, (low + high) // 2)
         found = built(middle)
         low, high = (low, middle) if found is None or found[1] > limit else (middle, high)
+    if high == MOST_PAGES:
+        raise ConfigError(
+            f"setting {setting}: {format_nbytes(limit)} are more than {MOST_PAGES} pages take, the "
+            "most that a pool can have; give less, or larger pages"
+        )
     return sized(low)
 
 

@@ -348,6 +348,7 @@ class Cache:
         """
         self.serving.expect_open()
         self.serving.expect(request, ADMITTED)
+        request.expect_namespace()
         key = copy(request.key)
         key.extend(tokens)
         if reserve is None:

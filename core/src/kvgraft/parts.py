@@ -112,8 +112,11 @@ class StorageTier(Protocol):
     def before_begin(self, key: TokenKey, prefetch: Any) -> None:
         """A request is about to be matched: publish the pages that arrived for it (S5)."""
 
-    def give_way(self) -> bool:
-        """Let go of HOST data kept for a request that has not begun (A8); whether there was any."""
+    def give_way(self) -> Any:
+        """Let go of HOST data kept for a request that has not begun (A8); None if there is none."""
+
+    def take_back(self, given: Any) -> None:
+        """Keep again what gave way just now, in vain: a list of results of `give_way` (A9)."""
 
     def poll(self) -> None:
         """Go on with all that is under way, within a slice of time."""

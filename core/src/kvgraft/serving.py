@@ -136,8 +136,12 @@ class Serving:
             request.put_off = False
             self.leases.renew(request, self._limit(request))
         decision = self.budget.decide(request)
-        while decision.outcome is DEFERRED and self._makes_room(decision):
+        gave: list[Any] = []
+        while decision.outcome is DEFERRED and _lacks_host(decision) and self._gives_way(gave):
             decision = self.budget.decide(request)
+        if gave and decision.outcome is DEFERRED:
+            self._take_back(gave)
+            gave, decision = [], self.budget.decide(request)
         if decision.outcome is NEVER_FITS and request.anchor_tokens:
             # Holding a prefix can take more than computing it again; try as a miss (A8).
             self.leases.renew(request, 0)
@@ -159,10 +163,12 @@ class Serving:
             self.budget.open(request)
             request.stage = ADMITTED
             self.running[id(request.key)] = request
+            gave = []
         elif decision.outcome is DEFERRED and decision.pending is None:
             if self.arenas is not None:
                 self.arenas.wish(self.budget.needs(request))
             decision = decision._replace(waits_for=self._waits_for(request))
+        self._take_back(gave)
         if self.tracers is not None:
             self.tracers.tell("decided", request, decision)
         return decision
@@ -235,9 +241,11 @@ class Serving:
         page = request.computed // self.tree.page_size
         within = pages <= 0 or self.pages.has_promise_left(request.parts, pages)
         beyond = [] if within else self.pages.beyond_promise(request, pages, page)
-        while beyond is None and self.tree.homes_on_host and self._kept_gives_way():
+        gave: list[Any] = []
+        while beyond is None and self.tree.homes_on_host and self._gives_way(gave):
             beyond = self.pages.beyond_promise(request, pages, page)
         if beyond is None:
+            self._take_back(gave)
             return False
         # What is published first leaves the room for these pages: pins of others' data take some.
         for ledger, n_slots in beyond:
@@ -270,10 +278,12 @@ class Serving:
         request = self._expect_changing(given)
         if fence is not None:
             expect_fence(fence)
+        request.expect_namespace()
         return self._may_share(request) and self.publisher.checkpoint(request, fence)
 
     def finish(self, request: Request, fence: Fence | None, hint: object) -> int:
         """End an admitted request and leave its data to the tree; see `Cache.finish`."""
+        request.expect_namespace()
         self.uses.finish(request, hint)
         if self.tree.lifetimes is not None:
             self.terms.used(request)
@@ -363,14 +373,19 @@ class Serving:
         request.put_off = True
         return Decision(DEFERRED, pending=pending)
 
-    def _makes_room(self, decision: Decision) -> bool:
-        """Whether HOST, where it is short, kept data for a request that has not begun (A8)."""
-        short = any(each.pool != "device" for each in decision.shortages)
-        return short and self._kept_gives_way()
+    def _gives_way(self, gave: list[Any]) -> bool:
+        """Let data kept on HOST for a request that has not begun give way (A8); false for none.
 
-    def _kept_gives_way(self) -> bool:
-        """Whether HOST kept data for a request that has not begun, and does not any more."""
-        return self.storage is not None and self.storage.give_way()
+        It is added to `gave`: all of that is taken back if it was not enough (A9).
+        """
+        found = None if self.storage is None else self.storage.give_way()
+        if found is not None:
+            gave.append(found)
+        return found is not None
+
+    def _take_back(self, gave: list[Any]) -> None:
+        if gave and self.storage is not None:
+            self.storage.take_back(gave)
 
     def _waits_for(self, request: Request) -> Waiting:
         """The holders of slots beside a deferred request."""
@@ -405,3 +420,8 @@ class Serving:
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)
         self.tree.let_go(request.root)
+
+
+def _lacks_host(decision: Decision) -> bool:
+    """Whether a request is short of slots beside those of DEVICE."""
+    return any(each.pool != "device" for each in decision.shortages)

@@ -208,3 +208,25 @@ def test_blocks_and_units_that_a_format_has_not_are_refused(tmp_path: Path) -> N
     assert "agents.jsonl: --time-unit ms: its times are seconds; leave it out" in told["agents"]
     assert "takes 18 blocks of 64 tokens; repair" in told["wrong"]
     assert "--block-tokens is of a trace, and --synthetic reads none" in told["synthetic"]
+
+
+@pytest.mark.parametrize(
+    ("first", "said"),
+    [
+        ("x" * 140_000 + ",y", "no line of a CSV file: field larger"),
+        ('"a","b"', "a CSV of the columns a, b"),
+    ],
+)
+def test_a_csv_that_cannot_be_read_is_no_broken_json(tmp_path: Path, first: str, said: str) -> None:
+    path = tmp_path / "odd.csv"
+    path.write_text(f"{first}\n1,2\n")
+    with pytest.raises(TraceError, match=said):
+        open_workload(path)
+
+
+def test_a_csv_may_quote_its_names(tmp_path: Path) -> None:
+    path = tmp_path / "quoted.csv"
+    path.write_text(
+        '"TIMESTAMP","ContextTokens","GeneratedTokens"\n2023-11-16 18:15:46.6805900,4808,10\n'
+    )
+    assert len(open_workload(path).requests) == 1

@@ -78,8 +78,10 @@ class WaitingQueue(Generic[T]):
             place: what `take` returned.
 
         Raises:
-            ConfigError: it is in the line.
+            ConfigError: it is no place, or is in the line.
         """
+        if not isinstance(place, WaitingPlace):
+            raise ConfigError(f"put_back: {place!r:.60} is no place; give what `take` returned")
         if place.waiting:
             raise ConfigError(f"{place.item!r:.60} is in the line; put it back once it was taken")
         place.waiting = True

@@ -268,8 +268,8 @@ class Publisher:
                     "extend the key with the tokens that were decoded, then call this again"
                 )
             raise LeaseError(
-                f"request computed {request.computed} tokens and its key was cut to {key.n_tokens} "
-                "before its end; cut keys of requests that ended"
+                f"request computed {request.computed} tokens and its key was cut before that, and "
+                f"holds {key.n_tokens} now; cut keys of requests that ended"
             )
 
     def insert(self, request: Request, page: int) -> inserting.Inserted:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from pathlib import Path
 
 from kvgraft_replay.agentic import read_agentic
 from kvgraft_replay.errors import TraceError
 from kvgraft_replay.lengths import LAYOUTS, read_lengths
-from kvgraft_replay.lines import read_records, read_texts
+from kvgraft_replay.lines import cells_of, read_records, read_texts
 from kvgraft_replay.mooncake import read_mooncake
 from kvgraft_replay.workload import Workload
 
@@ -48,10 +47,10 @@ def open_workload(
     unit_s = None if time_unit is None else TIME_UNITS[time_unit]
     line, text = next(read_texts(path))
     whole = limit if users is None else None  # sessions show only when all requests are known
-    if "," in text and text.lstrip()[:1] not in tuple('{["'):
+    if "," in text and text.lstrip()[:1] not in tuple("{["):
         if block_tokens is not None:
             raise TraceError(f"{path}: --block-tokens: a CSV names no blocks; leave it out")
-        names = next(csv.reader([text], skipinitialspace=True))
+        names = cells_of(path, line, text)
         for layout in LAYOUTS:
             if layout.fits(names):
                 unit = {} if unit_s is None else {"time_unit_s": unit_s}

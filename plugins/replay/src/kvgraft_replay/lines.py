@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kvgraft_replay.errors import TraceError
 
-__all__ = ["Record", "read_records", "read_rows", "read_texts", "shown"]
+__all__ = ["Record", "cells_of", "read_records", "read_rows", "read_texts", "shown"]
 
 LINE_LIMIT_BYTES = 1 << 28
 GZIP_MAGIC = b"\x1f\x8b"
@@ -125,6 +125,18 @@ def read_records(path: Path) -> Iterator[Record]:
         yield Record(path, line, _parse(path, line, text))
 
 
+def cells_of(path: Path, line: int, text: str) -> list[str]:
+    """The cells of a line of a CSV file.
+
+    Raises:
+        TraceError: it is none.
+    """
+    try:
+        return next(csv.reader([text], skipinitialspace=True))
+    except csv.Error as error:
+        raise TraceError(f"{path}:{line}: no line of a CSV file: {error}") from error
+
+
 def read_rows(path: Path) -> Iterator[Record]:
     """The rows of a CSV file by the names in its first line; numbers become numbers.
 
@@ -133,7 +145,7 @@ def read_rows(path: Path) -> Iterator[Record]:
     """
     names: list[str] | None = None
     for line, text in read_texts(path):
-        cells = next(csv.reader([text], skipinitialspace=True))
+        cells = cells_of(path, line, text)
         if names is None:
             names = cells
             continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.tree import matching
@@ -13,12 +13,14 @@ from kvgraft.tree.tree import Tree
 if TYPE_CHECKING:
     from kvgraft_storage.tier.prefetching import Prefetch
 
-__all__ = ["Deliveries"]
+__all__ = ["Deliveries", "Delivery"]
 
 
-class _Delivery(NamedTuple):
-    """The pins of one prefetch's data, and the time until which it has them."""
+class Delivery(NamedTuple):
+    """The pins of one prefetch's data up to a boundary, and the time until which it has them."""
 
+    prefetch: Prefetch
+    boundary: int
     receipt: Receipt
     until: float
 
@@ -39,7 +41,7 @@ class Deliveries:
         self.tree = tree
         self.timeout_s = timeout_s
         self._clock = clock
-        self._kept: dict[Prefetch, _Delivery] = {}
+        self._kept: dict[Prefetch, Delivery] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -55,7 +57,8 @@ class Deliveries:
         if found.anchor:
             receipt = hold_host(tree, matching.anchor_node(tree, found), found.anchor)
             if receipt is not None:
-                self._kept[prefetch] = _Delivery(receipt, self._clock() + self.timeout_s)
+                until = self._clock() + self.timeout_s
+                self._kept[prefetch] = Delivery(prefetch, boundary, receipt, until)
         if before is not None:
             let_go_of_host(tree, before.receipt)
         tree.let_go(root)
@@ -79,7 +82,7 @@ class Deliveries:
             for prefetch in [each for each, kept in self._kept.items() if kept.until <= now]:
                 self.let_go(prefetch)
 
-    def give_way(self, arrival: int = 0, tenant: int | None = None) -> bool:
+    def give_way(self, arrival: int = 0, tenant: int | None = None) -> Delivery | None:
         """Give up the pins of the prefetch that came last: nobody waits for one behind it.
 
         Args:
@@ -87,7 +90,7 @@ class Deliveries:
             tenant: of this one's alone; None for any.
 
         Returns:
-            False if there are none.
+            The pins, for `take_back`; None if there are none.
         """
         tenant_of = self.tree.tenant_of
         after = [
@@ -95,9 +98,18 @@ class Deliveries:
             for each in self._kept
             if each.arrival > arrival and tenant in (None, tenant_of(each.key.namespace))
         ]
-        if after:
-            self.let_go(max(after, key=lambda each: each.arrival))
-        return bool(after)
+        if not after:
+            return None
+        delivery = self._kept[max(after, key=lambda each: each.arrival)]
+        self.let_go(delivery.prefetch)
+        return delivery
+
+    def take_back(self, given: Iterable[Delivery]) -> None:
+        """Pin again data that gave way just now, in vain."""
+        for prefetch, boundary, _, until in given:
+            self.keep(prefetch, boundary)
+            if prefetch in self._kept:
+                self._kept[prefetch] = self._kept[prefetch]._replace(until=until)
 
     def receipts(self) -> list[Receipt]:
         """The pins, for integrity checks."""

@@ -508,7 +508,7 @@ class Prefetching:
     def _give_way(self, fetch: Fetch) -> bool:
         """Data that came for a younger prefetch makes room; false if there is none."""
         tenant = self.context.tree.tenant_of(fetch.key.namespace)
-        return self.deliveries.give_way(self._arrival(fetch), tenant)
+        return self.deliveries.give_way(self._arrival(fetch), tenant) is not None
 
     # -- the end
 

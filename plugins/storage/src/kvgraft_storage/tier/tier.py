@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from kvgraft.config import StorageSettings
-from kvgraft.errors import ConfigError, SnapshotError
+from kvgraft.errors import ConfigError, LeaseError, SnapshotError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request, expect_key
@@ -29,6 +29,7 @@ from kvgraft_storage import (
     open_storage,
 )
 from kvgraft_storage.tier.context import TierContext
+from kvgraft_storage.tier.deliveries import Delivery
 from kvgraft_storage.tier.naming import Naming, labels
 from kvgraft_storage.tier.prefetching import Prefetch, Prefetching
 from kvgraft_storage.tier.restoring import Restoring
@@ -160,7 +161,9 @@ class StorageTier:
 
         Raises:
             ConfigError: there is one already, or it is still being detached.
+            LeaseError: the cache is closed.
         """
+        self._expect_open()
         self.client.attach(backend)
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
@@ -181,6 +184,7 @@ class StorageTier:
 
         Data stored until the ticket is done may be removed or not; it counts as removed.
         """
+        self._expect_open()
         self.client.forget_store()
         self._clearing = self.client.clear()
         return self._clearing
@@ -202,6 +206,7 @@ class StorageTier:
                 object.
         """
         expect_key(key)
+        self._expect_open()
         prefetch = self.prefetching.start(key)
         if self.on_prefetch is not None:
             self.on_prefetch(prefetch)
@@ -233,6 +238,7 @@ class StorageTier:
         Raises:
             SnapshotError: a file that is missing, damaged, or of another model or layout.
         """
+        self._expect_open()
         found = read_snapshot(_path(path), self.tree.page_size, self.fingerprint.digest)
         if self.restoring is not None:
             self.restoring.stop()
@@ -253,13 +259,22 @@ class StorageTier:
             self.prefetching.stop(reason, namespaces)
         self.prefetching.deliveries.let_go_of(namespaces)
 
-    def give_way(self) -> bool:
-        """Let go of data kept for the request that came last, for one that is to be admitted (A8).
+    def give_way(self) -> Delivery | None:
+        """Let go of data kept for the request that came last, for one that needs the room (A8).
 
         Returns:
-            Whether there was any.
+            What gave way, for `take_back` if it was not enough; None if there is no more.
         """
         return self.prefetching.deliveries.give_way()
+
+    def take_back(self, given: Sequence[Delivery]) -> None:
+        """Keep data again that gave way just now, in vain (A9)."""
+        self.prefetching.deliveries.take_back(given)
+
+    def _expect_open(self) -> None:
+        """Raise `LeaseError` once the cache is closed."""
+        if self._closed:
+            raise LeaseError("the cache is closed; open another")
 
     def _frees_host(self) -> bool:
         """Whether writes, copies or requests that load back hold HOST, and will let go."""
