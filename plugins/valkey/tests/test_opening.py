@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -127,11 +126,10 @@ def test_a_database_is_a_store_of_its_own() -> None:
 
 
 def test_tls_is_spoken_and_verified(tmp_path: Path) -> None:
-    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(HOST).configure_cert(context)
-    ours = tmp_path / "authority.pem"
+    authority, certificate, ours = trustme.CA(), tmp_path / "server.pem", tmp_path / "authority.pem"
+    authority.issue_cert(HOST).private_key_and_cert_chain_pem.write_to_path(certificate)
     authority.cert_pem.write_to_path(ours)
-    with tls_front(shared.single().port, context) as port:
+    with tls_front(shared.single().port, certificate) as port:
         url = f"valkey:{HOST}:{port}?prefix=tls:&connect_timeout_s=1"
         assert "cannot be reached" in refusal(url)
         assert "cannot be reached" in refusal(f"{url}&tls=true")

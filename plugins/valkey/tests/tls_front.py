@@ -5,33 +5,46 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
-import threading
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
-from .servers import HOST
+HOST = "127.0.0.1"
 
 __all__ = ["tls_front"]
 
 
 @contextlib.contextmanager
-def tls_front(port: int, context: ssl.SSLContext) -> Iterator[int]:
-    """A port that speaks TLS and passes everything on to another, without TLS."""
-    loop = asyncio.new_event_loop()
+def tls_front(port: int, certificate: Path) -> Iterator[int]:
+    """A port that speaks TLS and passes everything on to another, without TLS.
 
+    A process of its own serves it: its connections end with it, at whatever point they are.
+
+    Args:
+        port: port of ``HOST`` that is passed on to.
+        certificate: PEM file of the private key and its certificates.
+    """
+    command = [sys.executable, __file__, str(port), str(certificate)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as front:
+        try:
+            assert front.stdout is not None
+            yield int(front.stdout.readline())
+        finally:
+            front.kill()
+
+
+async def _serve(port: int, certificate: str) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         plain_reader, plain_writer = await asyncio.open_connection(HOST, port)
         await asyncio.gather(_pass_on(reader, plain_writer), _pass_on(plain_reader, writer))
 
-    front = loop.run_until_complete(asyncio.start_server(serve, HOST, ssl=context))
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield front.sockets[0].getsockname()[1]
-    finally:
-        asyncio.run_coroutine_threadsafe(_end(front), loop).result()
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate)
+    front = await asyncio.start_server(serve, HOST, ssl=context)
+    sys.stdout.write(f"{front.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await front.serve_forever()
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -42,9 +55,5 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.close()
 
 
-async def _end(front: asyncio.Server) -> None:
-    front.close()
-    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+if __name__ == "__main__":
+    asyncio.run(_serve(int(sys.argv[1]), sys.argv[2]))
