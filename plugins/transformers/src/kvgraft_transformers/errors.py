@@ -5,11 +5,13 @@ KvgraftError
 │   └── UnsupportedModelError    a model, or a layer of it, that no component can serve
 ├── AdmissionRefusedError        a sequence that does not fit, with the pool and the numbers
 └── SessionError                 a call the session cannot serve: another prompt, beams, cropping
+    └── PassError                a pass of which the cache cannot take all tokens; has its output
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from kvgraft import ConfigError, Decision, KvgraftError
 
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-__all__ = ["AdmissionRefusedError", "SessionError", "UnsupportedModelError"]
+__all__ = ["AdmissionRefusedError", "PassError", "SessionError", "UnsupportedModelError"]
 
 
 class UnsupportedModelError(ConfigError):
@@ -49,3 +51,20 @@ class AdmissionRefusedError(KvgraftError):
 
 class SessionError(KvgraftError):
     """A call a session cannot serve, or not in this order."""
+
+
+class PassError(SessionError):
+    """A pass over several sessions was computed, and the cache could not take the tokens of some.
+
+    Those have an `error` and can only be aborted; the others go on.
+
+    Attributes:
+        output: what the model returned.
+    """
+
+    def __init__(self, errors: Sequence[KvgraftError], n_sessions: int, output: Any) -> None:
+        self.output = output
+        super().__init__(
+            f"{len(errors)} of {n_sessions} sessions failed after a pass: {errors[0]}; abort those "
+            "with an `error`, the others go on"
+        )

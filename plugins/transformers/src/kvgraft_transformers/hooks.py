@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kvgraft_transformers.errors import SessionError
+from kvgraft_transformers.errors import PassError, SessionError
 from kvgraft_transformers.probing import CACHE_ARGUMENTS, takes_positions
 from kvgraft_transformers.session import Session
 from kvgraft_transformers.session_cache import SessionCache
@@ -76,8 +76,14 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         cache, memory.running = mine(kwargs), None
-        if cache is not None:
-            cache.end()
+        if cache is None:
+            return
+        cache.end()
+        errors = [each.error for each in cache.sessions if each.error is not None]
+        if errors and len(cache.sessions) == 1:
+            raise errors[0]
+        if errors:
+            raise PassError(errors, len(cache.sessions), output)
 
     handles = [
         memory.model.register_forward_pre_hook(before, with_kwargs=True),

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from kvgraft import Decision, LeaseError, Outcome, TokenKey
+from kvgraft import Decision, KvgraftError, LeaseError, Outcome, TokenKey
 from kvgraft_hisparse.hot_buffer import HotBuffer, SwapStatistics
 from kvgraft_transformers.errors import AdmissionRefusedError, SessionError
 
@@ -42,6 +42,7 @@ class Session:
     Attributes:
         request: the core's request.
         key: tokens computed and to be computed.
+        error: why the cache could not take its last tokens; it can only be aborted then.
         rows_dense: of a sparse model, rows that attention over all tokens would have fetched from
             the host, over all layers and passes; compare with `swapped.rows_moved`.
     """
@@ -77,6 +78,7 @@ class Session:
         self._swapped = SwapStatistics(0, 0)
         self._in_pieces = False
         self._told_at: object = None
+        self.error: KvgraftError | None = None
         self.rows_dense = 0
 
     def __repr__(self) -> str:
@@ -256,10 +258,16 @@ class Session:
             self.rows_dense += self.memory.n_sparse_layers * start
 
     def end_step(self, n_tokens: int) -> None:
-        """They are computed, and noted: share data up to the last boundary, if they passed one."""
-        if self.computed % self.memory.page_size < n_tokens:
-            self.memory.cache.checkpoint(self.request)
-        self._in_pieces = False
+        """They are computed, and noted: share data up to the last boundary, if they passed one.
+
+        An error of the cache is the session's own from now on.
+        """
+        try:
+            if self.error is None and self.computed % self.memory.page_size < n_tokens:
+                self.memory.cache.checkpoint(self.request)
+        except KvgraftError as error:
+            self.error = error
+        self._in_pieces = self.error is not None
 
     def _read_host_pages(self, sparse: str) -> None:
         """Tell the hot buffer where the host keeps the sequence.
@@ -275,6 +283,8 @@ class Session:
         buffer.add_host_pages(table[n_known:].tobytes())
 
     def _require_whole(self) -> None:
+        if self.error is not None:
+            raise SessionError(f"the cache could not take its last tokens: {self.error}; abort it")
         if self._in_pieces:
             raise SessionError(
                 "a forward pass of this session failed and left its states in pieces; abort it and "

@@ -24,6 +24,7 @@ import numpy.typing as npt
 import torch
 from transformers.cache_utils import Cache
 
+from kvgraft import KvgraftError
 from kvgraft_transformers.errors import SessionError
 from kvgraft_transformers.layers import build_layer
 from kvgraft_transformers.probing import cache_argument
@@ -171,12 +172,14 @@ class SessionCache(Cache):
         return step
 
     def end(self) -> None:
-        """The pass computed its tokens: they are the sessions' from now on."""
+        """The pass computed its tokens: they are the sessions' from now on.
+
+        What the cache raises for one of several is that session's `error`.
+        """
         for layer in self._stateful:
             layer.end_states()
         n_new, self.n_new = self.n_new, 0
-        requests = [session.request for session in self.sessions]
-        self.memory.cache.step(requests, n_tokens=0, n_computed=n_new)
+        self._note(self.sessions, n_new)
         for session in self.sessions:
             session.end_step(n_new)
         for layer in self._paged:
@@ -184,6 +187,22 @@ class SessionCache(Cache):
         if not self._keeps:
             self.release()
         self.memory.cache.poll()  # callers of `generate` do not
+
+    def _note(self, sessions: Sequence[Session], n_new: int) -> None:
+        """Tell the cache of the tokens computed; where that raises, session by session."""
+        before = [session.computed for session in sessions]
+        try:
+            requests = [session.request for session in sessions]
+            self.memory.cache.step(requests, n_tokens=0, n_computed=n_new)
+        except KvgraftError as error:
+            noted = [each for each, start in zip(sessions, before) if each.computed > start]
+            if noted or len(sessions) == 1:
+                # it was raised for the last one that was noted
+                [*sessions[:1], *noted][-1].error = error
+            if len(sessions) > 1:
+                for session in sessions:
+                    if session not in noted:
+                        self._note([session], n_new)
 
     def release(self) -> None:
         """Give the working copies back; a later pass gathers what it reads."""

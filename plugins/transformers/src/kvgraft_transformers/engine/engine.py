@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvgraft import ConfigError
+from kvgraft import ConfigError, KvgraftError
 from kvgraft_transformers.engine.generation import (
     FinishReason,
     Generation,
@@ -20,6 +20,7 @@ from kvgraft_transformers.engine.generation import (
 from kvgraft_transformers.engine.latencies import Latencies
 from kvgraft_transformers.engine.schedule import Schedule
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
+from kvgraft_transformers.errors import PassError
 from kvgraft_transformers.memory import ModelMemory
 from kvgraft_transformers.probing import cache_argument, takes_positions
 from kvgraft_transformers.session import positions
@@ -151,8 +152,9 @@ class Engine:
     def step(self) -> list[NewToken]:
         """Compute one step's tokens; return the new tokens.
 
-        A pass of the model that fails ends its requests as `FAILED`. An exception here is the
-        engine's or the cache's own error; tokens computed before it come with the next step.
+        A pass of the model that fails ends its requests as `FAILED`, and an error of the cache the
+        request that it is about. An exception here is the engine's own error, or one of the cache
+        that is of no request; tokens computed before it come with the next step.
         """
         out, schedule = self._out, self.schedule
         self.memory.cache.poll()
@@ -160,7 +162,7 @@ class Engine:
         schedule.arrived(self._fail)
         schedule.admit(self._reject, self._fail)
         schedule.arrived(self._fail)
-        batch = [(generation, 1) for generation in schedule.decoding()]
+        batch = [(generation, 1) for generation in schedule.decoding(self._fail)]
         ran = self._compute_alike(batch)
         budget_tokens = self.settings.step_tokens - len(batch)
         ran |= self._compute_alike(schedule.prefilling(budget_tokens, self._fail))
@@ -233,6 +235,8 @@ class Engine:
                 output = self.model(
                     input_ids=torch.tensor(rows, device=device), use_cache=True, **arguments
                 )
+        except PassError as error:  # computed, and the cache cannot take the tokens of some
+            output = error.output
         except Exception as error:  # noqa: BLE001 - a model may raise anything; others go on
             for generation in group:
                 self._fail(generation, error)
@@ -245,7 +249,10 @@ class Engine:
         self.totals.rows += len(group)
         self.totals.computed_tokens += n_new * len(group)
         for generation, logits in zip(group, output.logits[:, -1]):
-            if generation.prefilled:
+            assert generation.session is not None
+            if generation.session.error is not None:
+                self._fail(generation, generation.session.error)
+            elif generation.prefilled:
                 self._take(generation, logits)
         return True
 
@@ -278,7 +285,11 @@ class Engine:
             finish = FinishReason.STOP
         self._record(generation, finish)
         if finish is not None:
-            self.schedule.leave(generation, finished=True)
+            try:
+                self.schedule.leave(generation, finished=True)
+            except KvgraftError as error:
+                self._fail(generation, error)
+                return
             generation.finish = finish
             self.totals.finished += 1
         self._out.append(NewToken(generation, token, finish, choice))

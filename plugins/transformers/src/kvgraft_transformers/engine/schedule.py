@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from kvgraft import KvgraftError, Outcome, Prefetch, TransferError
+from kvgraft import KvgraftError, Outcome, Prefetch, Request, Step, TransferError
 from kvgraft_transformers.engine.generation import Generation
 from kvgraft_transformers.engine.latencies import Latencies
 from kvgraft_transformers.engine.line import PriorityLine
@@ -117,9 +117,10 @@ class Schedule:
 
         Args:
             reject: called with requests that never will.
-            give_up: called with requests that wait for copies which do not end, where nothing runs.
+            give_up: called with requests that wait for copies which do not end, where nothing runs,
+                and with those for which the cache raises.
         """
-        self._follow(reject)
+        self._follow(reject, give_up)
         if self._pause:
             self._pause -= 1
             return
@@ -134,7 +135,7 @@ class Schedule:
         most = self.memory.cache.config.max_requests or self.settings.max_running
         return len(self.loading) + len(self.running) >= min(most, self.settings.max_running)
 
-    def _follow(self, reject: Callable[[Generation], None]) -> None:
+    def _follow(self, reject: Callable[[Generation], None], give_up: GiveUp) -> None:
         """Ask for those whose prefix another computes; they go on once it is there."""
         back: list[Generation] = []
         for generation in list(self.following):
@@ -142,12 +143,17 @@ class Schedule:
                 break
             session = generation.session
             assert session is not None
-            decision = generation.decision = session.admit()
+            try:
+                decision = generation.decision = session.admit()
+                if decision.admitted:
+                    session.load_back()
+            except KvgraftError as error:
+                give_up(generation, error)
+                continue
             if decision.pending is not None:
                 continue
             self.following.remove(generation)
             if decision.admitted:
-                session.load_back()
                 self._start(generation)
                 continue
             self._give_back(generation)
@@ -165,10 +171,10 @@ class Schedule:
         for generation in self.waiting.round():
             if self._full:
                 return False
-            if generation.prefetch is None and not self._fetch(generation):
-                self.waiting.take(generation)
-                continue
             try:
+                if generation.prefetch is None and not self._fetch(generation):
+                    self.waiting.take(generation)
+                    continue
                 outcome = self._try(generation)
                 if outcome is Outcome.DEFERRED and generation.session is None:
                     self._expect_room(generation)
@@ -295,7 +301,8 @@ class Schedule:
         Where it failed to arrive, resume from the data on the device alone (R5).
 
         Args:
-            give_up: called with requests whose copies do not end in the cache's time.
+            give_up: called with requests whose copies do not end in the cache's time, and with
+                those for which the cache raises.
         """
         limit_s = self.memory.cache.config.transfer_timeout_s
         deadline = self._clock() - limit_s
@@ -307,10 +314,12 @@ class Schedule:
                     give_up(generation, TransferError(f"a load-back did not end in {limit_s:g} s"))
                 continue
             if session.load_failed:
-                session.restart()
-                generation.decision = session.admit()
-                if generation.decision.admitted:
-                    session.load_back()
+                try:
+                    again = self._load_again(generation, session)
+                except KvgraftError as error:
+                    give_up(generation, error)
+                    continue
+                if again:
                     continue
             self.loading.remove(generation)
             if generation.decision is not None and generation.decision.admitted:
@@ -322,6 +331,14 @@ class Schedule:
                 self._give_back(generation)
                 self.waiting.append(generation)
 
+    def _load_again(self, generation: Generation, session: Session) -> bool:
+        """Begin a request anew whose prefix failed to arrive; whether it is admitted again."""
+        session.restart()
+        decision = generation.decision = session.admit()
+        if decision.admitted:
+            session.load_back()
+        return decision.admitted
+
     def _forget(self, generation: Generation) -> None:
         """Cancel a request's prefetch, which no request needs any more."""
         prefetch, generation.prefetch = generation.prefetch, None
@@ -330,26 +347,51 @@ class Schedule:
 
     # -- room
 
-    def decoding(self) -> list[Generation]:
+    def decoding(self, give_up: GiveUp) -> list[Generation]:
         """Running requests with one token to compute, each with the slot for it.
 
         Where slots are short, the last ones by priority make room, one after the other.
+
+        Args:
+            give_up: called with requests for which the cache raises.
         """
         short, self.memory.taken = self._prefilled(), None
         while short:
             requests = [each.session.request for each in short if each.session is not None]
-            step = self.memory.cache.step(requests, n_tokens=1, n_computed=0)
-            if not step.refused:
+            step: Step | None = None
+            try:
+                step = self.memory.cache.step(requests, n_tokens=1, n_computed=0)
+                refused = step.refused
+            except KvgraftError:
+                refused = self._step_alone(short, give_up)
+            if not refused:
                 self.memory.taken = step
                 break
-            self.retract(self._by_priority()[-1])
-            without = {id(request) for request in step.refused}
+            last = self._by_priority()[-1]
+            try:
+                self.retract(last)
+            except KvgraftError as error:
+                give_up(last, error)
+            without = {id(request) for request in refused}
             short = [
                 each
                 for each in short
                 if each.session is not None and id(each.session.request) in without
             ]
         return self._prefilled()
+
+    def _step_alone(self, short: list[Generation], give_up: GiveUp) -> list[Request]:
+        """Slots for each request by itself, as a step of them all raised; those without room."""
+        refused: list[Request] = []
+        for generation in short:
+            assert generation.session is not None
+            try:
+                step = self.memory.cache.step([generation.session.request], n_computed=0)
+            except KvgraftError as error:
+                give_up(generation, error)
+            else:
+                refused += step.refused
+        return refused
 
     def _prefilled(self) -> list[Generation]:
         return [each for each in self._by_priority() if each.prefilled]
@@ -370,8 +412,8 @@ class Schedule:
             if generation.session is None or generation.prefilled or budget_tokens <= 0:
                 continue
             request = generation.session.request
-            n_tokens = cache.next_chunk(request, budget_tokens)
             try:
+                n_tokens = cache.next_chunk(request, budget_tokens)
                 given = n_tokens and cache.allocate(request, n_tokens)
             except KvgraftError as error:
                 give_up(generation, error)
@@ -381,7 +423,11 @@ class Schedule:
                 yield generation, n_tokens
 
     def retract(self, generation: Generation) -> None:
-        """Take a running request's memory and let it wait; its data stays as cache."""
+        """Take a running request's memory and let it wait; its data stays as cache.
+
+        Raises:
+            KvgraftError: the cache cannot take its data; it still runs.
+        """
         assert generation.session is not None
         generation.session.retract()
         self._count_rows(generation.session)
@@ -395,7 +441,13 @@ class Schedule:
     # -- out
 
     def leave(self, generation: Generation, *, finished: bool) -> None:
-        """A request is over: its memory goes to the tree if it finished, or to nobody."""
+        """A request is over: its memory goes to the tree if it finished, or to nobody.
+
+        Raises:
+            KvgraftError: the cache cannot take its data; it still runs.
+        """
+        if finished and generation.session is not None:
+            generation.session.finish()
         session, generation.session = generation.session, None
         self._pause = 0
         self._forget(generation)
@@ -408,9 +460,7 @@ class Schedule:
         for line in (self.running, self.loading, self.following):
             if generation in line:
                 line.remove(generation)
-        if finished:
-            session.finish()
-        else:
+        if not finished:
             session.abort()
         self._count_rows(session)
 
