@@ -324,3 +324,17 @@ def test_an_order_that_loses_a_tenants_candidate_is_named(
     assert player.cache.admit(request).admitted
     with pytest.raises(ContractViolation, match=r"K2: component 'full'.*of tenant 'default' wait"):
         player.cache.allocate(request, player.cache.next_chunk(request))
+
+
+def test_data_left_behind_is_evicted_where_only_that_of_a_cleared_tenant_came_before() -> None:
+    player = Player(("swa",), {"a": {"namespaces": ["a"], "guarantee": 0.5}}, host_tokens=0)
+    player.serve(None, range(100, 100 + 2 * PAGE))
+    player.cache.clear(None)
+    request, _ = player.begin("a", range(5 * PAGE), chunk=PAGE)
+    assert request is not None
+    for _ in range(4):
+        player.step(request)
+    (ledger,) = (component.device for component in player.cache.tree.components)
+    assert ledger.evictable
+    player.cache.evict("swa", ledger.capacity)
+    assert not ledger.evictable

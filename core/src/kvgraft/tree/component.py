@@ -385,6 +385,11 @@ class TreeComponent:
             if there and not moved:
                 return node
             self.dead[place] -= not there
+            if self.withholds and place == ON_DEVICE and entries[BEHIND]:
+                # Its tenant has one candidate less: another may be the one to give up data now.
+                behind = self.take_behind()
+                if behind is not None:
+                    return behind
         if entries[place] and not self.withholds:
             raise self._bad_order(f"gives none while {entries[place]} candidates wait")
         return None

@@ -82,11 +82,11 @@ def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
     try:
         while component.entries[BEHIND]:
             node = component.take_behind()
-            behind = node is not None
             if node is None and component.entries[BEHIND]:
                 node = component.take_in_order()  # of a tenant that gives up data first
             if node is None:
                 return False
+            behind = node.cells[component.index].stamp < 0
             if tree.is_device_candidate(node, component):
                 component.queue_device(node)
                 return behind
