@@ -228,3 +228,28 @@ def test_a_left_behind_state_need_not_be_kept_where_another_tenant_gives_first()
         patience=0,
     )
     state.teardown()
+
+
+def test_a_page_evicted_before_its_namespace_was_cleared_is_not_missed_afterwards() -> None:
+    """The request goes on in the cleared tree; a page that it left behind there is gone."""
+    state = machine_for(SETUPS["full+swa"])()
+    state.open(
+        policy=WritePolicy.WRITE_THROUGH, page_size=1, device=16, host=20, load=None, cut_tokens=0
+    )
+    state.begin(
+        stem=(10, 1, 1, 1, 1, 2, 2),
+        length=7,
+        tail=(),
+        chunk=2,
+        namespace=None,
+        reserve=0,
+        along=0,
+    )
+    state.admit(index=0)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=None, whole=True)
+    for index in (0, 1):
+        state.evict(index=index, n_slots=16, tier=Tier.DEVICE)
+    state.clear(namespace=None)
+    state.decode(index=0, tokens=[1])
+    state.teardown()

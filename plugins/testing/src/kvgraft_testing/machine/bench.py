@@ -175,7 +175,8 @@ class Bench:
         self.recency.cleared(gone)
         for pages in self.gone.values():
             for page in [page for page in pages if page[0] in gone]:
-                pages.discard(page)
+                pages.remove(page)
+                pages.add((gone[page[0]], page[1]))
         for live in self.live:
             live.namespace = gone.get(live.namespace, live.namespace)
 
