@@ -9,9 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from kvgraft import Cache, ConfigError, LeaseError, PluginHookError, TokenKey
+from kvgraft import (
+    Cache,
+    ConfigError,
+    LeaseError,
+    LoadModel,
+    LockQuery,
+    PluginHookError,
+    Span,
+    TokenKey,
+    WritePolicy,
+)
 from kvgraft.admission.decision import Outcome
 from kvgraft.config import GuardMode
+from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.parts import Due
 from kvgraft.types import Direction
 from kvgraft_guard.watching import Guard
@@ -22,11 +33,12 @@ from kvgraft_replay.synthetic import synthetic_workload
 from ..admission.crowd import Crowd
 from ..commands import KVGRAFT, run_forked
 from ..serving.engines import PromptEngine
+from ..serving.own_parts import override
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
 from ..storage_tier.shelf import Shelf, settings, step_by_step, tier_of
 from .guarded import small
-from .scene import LONGER, PAGE, PROMPT, Scene
+from .scene import LONGER, PAGE, PROMPT, WINDOW, Scene, window_of
 from .storage_defects import stored
 
 SEEDS = range(3)
@@ -379,3 +391,88 @@ def test_a_client_that_left_while_its_request_waited_is_not_waited_for() -> None
             assert scene.cache.admit(request).admitted
             scene.cache.abort(request)
         gone.extend([turn])
+
+
+def test_a_copy_for_one_reserve_is_of_the_data_that_its_victims_take_along() -> None:
+    """The copy of all failed, and the node stays in the base's reserve when it is no leaf."""
+    scene = Scene(plain=True, state=True, host_tokens=64, policy=WritePolicy.WRITE_BACK)
+    prompt = range(len(PROMPT) + 1)
+    scene.cached(prompt)
+    short = ["base"]
+
+    def fill(reserve: CleanReserve) -> None:
+        if short:
+            reserve.fill_pool(scene.component(short.pop()), 1)
+
+    override(scene.cache.clean_reserve, fill=fill)
+    scene.cache.poll()
+    scene.engine.fail(0)
+    scene.cached([*prompt, *range(100, 108)])
+    short.append("state")
+    scene.cache.poll()
+    (operation,) = scene.cache.journal.operations()
+    assert [pair.component for pair in operation.pairs] == [scene.component("state").index]
+    scene.close()
+
+
+def a_page_more(query: LockQuery) -> list[Span]:
+    """The window's pages at a boundary, and the one before them."""
+    return [Span(max(0, span.start - 1), span.end) for span in window_of(query)]
+
+
+def test_a_page_that_a_component_asks_to_pin_counts_as_used() -> None:
+    scene = Scene(host_tokens=64)
+    scene.window.answers["acquire_component_lock"] = a_page_more
+    assert scene.cache.checkpoint(scene.computed(range(len(PROMPT) + 1)))
+    scene.close()
+
+
+def test_pages_that_a_component_pins_beside_its_reach_are_not_weighed() -> None:
+    """Loading the reaches is as fast as computing, and a page more would not be."""
+    scene = Scene(host_tokens=64)
+    nbytes = [scene.mounted(name).component.device.slot_nbytes for name in ("base", "window")]
+    weight = len(PROMPT) // PAGE * nbytes[0] + WINDOW // PAGE * nbytes[1]
+    scene.close()
+    load = LoadModel(bandwidth_bytes_s=1, latency_s=0, prefill_tokens_s=len(PROMPT) / weight)
+    scene = Scene(host_tokens=64, load=load)
+    scene.window.answers["acquire_component_lock"] = a_page_more
+    scene.on_host_only(PROMPT)
+    assert scene.loaded(LONGER).anchor_tokens == len(PROMPT)
+    scene.close()
+
+
+def test_a_decode_keeps_a_state_where_its_prefix_gave_up_the_only_other_slot() -> None:
+    with opened("full", "mamba", states=2, device_tokens=256, decode_interval_tokens=0) as cache:
+        server = Server(cache)
+        server.serve(range(17))
+        request = server.start(range(18), 9)
+        assert request.anchor_tokens == 16
+        assert not request.keeps_decoded
+        server.prefill(request)
+        server.decode(request, 9)
+        assert request.state_parts[0].tracked_page
+        cache.abort(request)
+
+
+def test_a_state_whose_canonical_pages_are_promised_away_on_host_is_not_copied_ahead() -> None:
+    cache = Cache.open(
+        {"hisparse": {"n_layers": 1, "hot_tokens": 4, "max_running": 2}, "mamba": {"states": 3}},
+        page_size=4,
+        device_tokens=256,
+        host_tokens=48,
+        write_policy="write-back",
+        guard="on",
+        transfers=PromptEngine(),
+    )
+    server = Server(cache)
+    server.serve(range(8))
+    request = server.start(range(100, 143), chunk=4)
+    server.step(request, 4)
+    on_host = cache.tree.component("hisparse").host
+    assert on_host is not None
+    assert on_host.headroom == 0
+    assert cache.tree.component("mamba").device.free == 0
+    cache.poll()
+    assert cache.tree.component("mamba").clean.n_slots == 1
+    cache.abort(request)
+    cache.close()

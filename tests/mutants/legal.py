@@ -21,9 +21,10 @@ from kvgraft import (
     Reach,
     Span,
     Trailing,
+    TransferQuery,
 )
 from kvgraft.pools.allocator import SlotAllocator
-from kvgraft.transfers import pair_planes
+from kvgraft.transfers import PlaneCopy, pair_planes
 
 from ..model.patterns import BlockSparse, Strided
 from .components import budgeting, demand, hosted
@@ -57,7 +58,64 @@ def _pins_a_page_more(component: Component, query: LockQuery) -> list[Span]:
     return [Span(max(0, query.boundary - window), query.boundary)] if query.boundary else []
 
 
+def _never_resumes(component: Component, view: MatchView) -> ComponentMatch | None:
+    return ComponentMatch(0)
+
+
+def _far_apart(component: Component, view: MatchView) -> ComponentMatch | None:
+    """States are asked for at every 64th boundary, which short prompts never reach."""
+    marks = range((view.anchor // 64 + 1) * 64, view.limit + 1, 64)
+    return ComponentMatch(view.anchor, tuple(marks)) if marks else None
+
+
+def _row_by_row(component: Component, query: TransferQuery) -> list[PlaneCopy]:
+    """The same copies, a row at a time, the last plane first."""
+    return [
+        copy._replace(
+            source_rows=copy.source_rows[at : at + 1], target_rows=copy.target_rows[at : at + 1]
+        )
+        for copy in reversed(pair_planes(component, query))
+        for at in range(len(copy.source_rows))
+    ]
+
+
+def _in_two_spans(component: Component, query: LockQuery) -> list[Span]:
+    """The window, page by page, the last one first."""
+    first = max(0, query.boundary - -(-5 // query.page_size))
+    return [Span(page, page + 1) for page in range(query.boundary - 1, first - 1, -1)]
+
+
 LEGAL: dict[str, Package] = {
+    "a window, and no optional hook": paged(),
+    "a window of one token": paged(reach=Reach(Trailing(1))),
+    "a state, and no optional hook": state(),
+    "a state for every 64th page": state(hooks={"finalize_match_result": _far_apart}),
+    "reach is a chunk, a window and the first tokens": paged(
+        reach=Reach(Leading(3), Trailing(5), Chunk(8))
+    ),
+    "it budgets three times its need": budgeting(
+        lambda component, query: demand(query)._replace(now=3 * demand(query).now)
+    ),
+    "no match is long enough for it": paged(hooks={"finalize_match_result": _never_resumes}),
+    "it builds its copies row by row": paged(
+        hooks={
+            "build_hicache_transfers": _row_by_row,
+            "commit_hicache_transfers": lambda component, query: None,
+            "abort_hicache_transfers": lambda component, query: None,
+        }
+    ),
+    "a pin is named page by page": paged(
+        hooks={
+            "acquire_component_lock": _in_two_spans,
+            "release_component_lock": lambda component, segment: None,
+        }
+    ),
+    "private slots beside a window": paged(
+        private={"rows": 7},
+        hooks={
+            "budget_contribution": lambda component, query: demand(query)._replace(private=(3,))
+        },
+    ),
     "reach is a union of ranges": paged(reach=Reach(Leading(3), Trailing(4))),
     "reach is a chunk and the first tokens": paged(reach=Reach(Leading(2), Chunk(6))),
     "reach is a chunk of no whole pages": paged(reach=Reach(Chunk(5))),

@@ -294,13 +294,23 @@ class Leavings:
         self._raise_for(
             request, component, "I10", adopted & ~worth & ~left, "is kept where no state is"
         )
-        first = adopted & ~worth & ~behind & ~copied
+        first = adopted & ~worth & ~behind & ~copied & ~self._asked_for(component, now, n_pages)
         self._raise_for(request, component, "I9", first, "was left behind and does not go first")
         early = adopted & behind & (stamps < self._newest[index])
         self._raise_for(request, component, "I9", early, "goes before data left behind earlier")
         if (adopted & behind).any():
             self._newest[index] = int(stamps[adopted & behind].max())
         return Departed(int(adopted.sum()) * size, int(freed.sum()) * size)
+
+    def _asked_for(
+        self, component: TreeComponent, now: Belongings, n_pages: int
+    ) -> npt.NDArray[np.bool_]:
+        """Pages that a component pins by its own hook, which is a use."""
+        asked = np.zeros(n_pages, np.bool_)
+        if self.cache.mounted[component.index].lock_hooks is not None:
+            held = now.held[component.index][:n_pages]
+            asked[: len(held)] = held
+        return asked
 
     def _is_small(self, request: Request) -> bool:
         return self.tree.page_size < SMALL_TOKENS and request.computed > request.prompt

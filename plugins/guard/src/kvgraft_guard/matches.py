@@ -292,15 +292,18 @@ class Matches:
         model = self.cache.config.load
         if model is None:
             return
-        nbytes = 0
+        nbytes, boundary = 0, (request.device_tokens + tokens) // self.tree.page_size
         for component, nodes, each in zip(self.tree.components, missing, self.cache.mounted):
             if component.is_state and nodes:
                 if not loads:
                     self._raise_weighed(request, f"state of {component.name!r} is on HOST")
                 return
+            # Pages that a component pins beside its reach come along, and are not weighed.
+            pages = needed(component, boundary, self.tree.page_size)
             for node in nodes:
                 if node.cells[component.index].incoming is None:
-                    n_slots = (node.end - node.start) * component.slots_per_page
+                    inside = [min(node.end, high) - max(node.start, low) for low, high in pages]
+                    n_slots = sum(max(0, n) for n in inside) * component.slots_per_page
                     nbytes += n_slots * each.component.device.slot_nbytes
         load_s = model.latency_s + nbytes / model.bandwidth_bytes_s
         compute_s = tokens / model.prefill_tokens_s

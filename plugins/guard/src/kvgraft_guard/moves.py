@@ -161,9 +161,10 @@ class Moves:
             f"{self.watched.policy.value}",
         )
 
-    def _next_to_go(self, node: Node) -> list[TreeComponent]:
-        """Components in whose clean reserves a node is."""
-        return [each for each in self.tree.components if node.cells[each.index].queued & CLEAN]
+    def _next_to_go(self, node: Node) -> bool:
+        """Whether a node is in the clean reserve that is being filled."""
+        filled = self.watched.filled
+        return filled is not None and bool(node.cells[filled.index].queued & CLEAN)
 
     def _check_demoted(self, operation: Operation) -> None:
         """Data that leaves DEVICE with a victim is copied first, windows and states too (E4)."""
@@ -199,10 +200,14 @@ class Moves:
                 )
 
     def _check_backup(self, node: Node) -> None:
-        """No component's data stays behind that leaves with the copied data (B2)."""
-        leaving = {at for each in self._next_to_go(node) for at in each.narrower}
+        """No component's data stays behind that leaves with the copied data (B2).
+
+        A copy for one pool's reserve is of what that pool's shortage takes; other data of the node
+        may have arrived since it was copied for another pool, or have found no room on HOST then.
+        """
+        filled = self.watched.filled
         for component in self.tree.components:
-            if self.watched.write_back and component.index not in leaving:
+            if filled is not None and component.index not in filled.narrower:
                 continue
             cell = node.cells[component.index]
             mirrored = component.host is not None and cell.device is not None and cell.stamp >= 0

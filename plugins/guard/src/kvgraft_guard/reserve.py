@@ -6,11 +6,11 @@ from collections.abc import Callable
 from itertools import islice
 
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.types import Direction
 from kvgraft_guard.order import Order
+from kvgraft_guard.watched import Watched
 
 __all__ = ["Reserve"]
 
@@ -20,7 +20,9 @@ FillPool = Callable[[TreeComponent, int], None]
 class Reserve:
     """Watches the clean reserves of one cache."""
 
-    def __init__(self, cache: CacheParts) -> None:
+    def __init__(self, watched: Watched) -> None:
+        cache = watched.cache
+        self.watched = watched
         self.tree = cache.tree
         self.reserve = cache.clean_reserve
         self.backups = cache.journal.counters[Direction.BACKUP]
@@ -31,7 +33,11 @@ class Reserve:
         first = self.order.next_in_line(component)
         failed = self.backups.failed
         was = len(component.clean)
-        fill_pool(component, n_slots)
+        self.watched.filled = component
+        try:
+            fill_pool(component, n_slots)
+        finally:
+            self.watched.filled = None
         entered = list(islice(component.clean, was, None))
         if not entered:
             return
@@ -77,7 +83,8 @@ class Reserve:
                     return  # HOST keeps what is worth more
             no_room = each.host is not None and each.host.free < each.n_slots(node)
             path = 1 if each.is_state else node.end * each.slots_per_page
-            if no_room or each.device.headroom < path:
+            on_host = each.host if each.home_is_host else None  # pinned there, too
+            if no_room or min(each.device.headroom, on_host.headroom if on_host else path) < path:
                 return
         raise ContractViolation(
             "E4",

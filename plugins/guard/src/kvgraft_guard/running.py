@@ -129,7 +129,11 @@ class Running:
                 self._check_taken(request, component, (needed, n_gone), was, now)
             if loaded:
                 watched.leases.check(request, Moment.RUNNING)
-            unforeseen = any(each.due_as in (Due.GRID, Due.LEFT) for each in states.values())
+            unforeseen = any(
+                each.due_as in (Due.GRID, Due.LEFT)
+                or (each.due and each.due_as is Due.DECODED and not request.keeps_decoded)
+                for each in states.values()
+            )
             watched.promises.check_within(request, n_tokens, peaks, spare=unforeseen)
             watched.shares.allocated(request, left=left is not None)
             shared = self._shared_states(request, left)

@@ -51,6 +51,7 @@ class Watched:
         copies_hits: whether a match may begin backups, of data left behind for one.
         nothing: no slot of any component.
         states: one slot of each state component.
+        filled: whose clean reserve is being filled; None if none is.
         homes: whether any component is at home on HOST.
     """
 
@@ -75,6 +76,7 @@ class Watched:
         components = self.tree.components
         self.nothing = (0,) * len(components)
         self.states = tuple(int(component.is_state) for component in components)
+        self.filled: TreeComponent | None = None
         self.homes = any(component.home_is_host for component in components)
 
     def most_splits(self, boundary: int) -> int | None:
