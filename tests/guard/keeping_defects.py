@@ -21,7 +21,7 @@ from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 
 from .defect import breaks
-from .scene import PROMPT, Patch, Scene
+from .scene import LONGER, PROMPT, Patch, Scene
 
 __all__: list[str] = []
 
@@ -35,6 +35,16 @@ def clearing_that_leaves_data_to_be_hit(put: Patch) -> None:
     scene.cached(PROMPT)
     put.into(scene.cache.tree, set_aside=keep)
     scene.cache.clear()
+
+
+@breaks("M1")
+def a_request_admitted_into_a_cleared_namespace(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    request = scene.begin(LONGER)
+    scene.cache.clear()
+    put.into(scene.cache.serving, _may_share=lambda self, request: True)
+    scene.cache.admit(request)
 
 
 @breaks("T3", "base")

@@ -13,6 +13,7 @@ from kvgraft_guard import GUARDED
 from ..commands import ROOT
 from . import (
     books_defects,
+    event_defects,
     hook_defects,
     keeping_defects,
     memory_defects,
@@ -27,6 +28,7 @@ from .scene import Patched, Unpatched
 
 REGISTERED = (
     books_defects,
+    event_defects,
     hook_defects,
     keeping_defects,
     memory_defects,

@@ -37,6 +37,7 @@ from ..serving.own_parts import override
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
 from ..storage_tier.shelf import Shelf, settings, step_by_step, tier_of
+from .busy import Busy
 from .guarded import small
 from .scene import LONGER, PAGE, PROMPT, WINDOW, Scene, window_of
 from .storage_defects import stored
@@ -476,3 +477,15 @@ def test_a_state_whose_canonical_pages_are_promised_away_on_host_is_not_copied_a
     assert cache.tree.component("mamba").clean.n_slots == 1
     cache.abort(request)
     cache.close()
+
+
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(6), id="some"),
+        pytest.param(range(6, 400), id="many", marks=pytest.mark.long),
+    ],
+)
+def test_legal_calls_in_any_order_on_caches_of_any_settings_raise_no_alarm(seeds: range) -> None:
+    for seed in seeds:
+        Busy(seed).run(120)

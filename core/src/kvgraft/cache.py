@@ -33,9 +33,8 @@ from kvgraft.admission.promises import Budget
 from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, LeaseError, TransferError
-from kvgraft.optional import load_part
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts import EventStream, Prefetch, Recorder
+from kvgraft.parts import EventStream, Prefetch
 from kvgraft.parts_factory import PartsFactory
 from kvgraft.policies import Hint
 from kvgraft.pools.available import AvailableMemory, available_nbytes
@@ -197,6 +196,7 @@ class Cache:
         self.storage = parts.storage(self.tree, self.mounted, self.evictor, self.requests)
         self.serving = parts.kind(Serving)(self)
         self.closed = False
+        self._new_recorder = parts.recorder
         self.guard = parts.ready(self)
 
     @classmethod
@@ -936,8 +936,7 @@ class Cache:
         limit = expect_count("events: limit", limit, 1)
         self.serving.expect_open()
         if self.serving.recorder is None:
-            recorder: Callable[..., Recorder] = load_part("events")
-            self.serving.recorder = recorder(self.tree, self._stop_recording)
+            self.serving.recorder = self._new_recorder(self.tree, self._stop_recording)
         stream: EventStream = self.serving.recorder.open(limit, observer)
         return stream
 

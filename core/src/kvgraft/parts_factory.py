@@ -48,7 +48,7 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Kind, Tier
 
 if TYPE_CHECKING:
-    from kvgraft.parts import Arenas, StorageTier
+    from kvgraft.parts import Arenas, Recorder, StorageTier
 
 __all__ = ["CacheParts", "Part", "PartsFactory", "Watcher"]
 
@@ -267,6 +267,11 @@ class PartsFactory:
             return None
         arenas: Callable[..., Arenas] = load_part("memory")
         return arenas(config, tree, mounted, evictor, journal, requests)
+
+    def recorder(self, tree: Tree, ended: Callable[[], object]) -> Recorder:
+        """Makes events of the tree's changes, once somebody asks for some."""
+        recorder: Callable[..., Recorder] = load_part("events")
+        return recorder(tree, ended)
 
     def operations(self, plain: type[Any]) -> type[Any]:
         """The class of the cache itself: `plain`, or a subclass of it."""

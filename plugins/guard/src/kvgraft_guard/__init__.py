@@ -6,9 +6,10 @@ cost. Off, none of its code is loaded.
 
 from __future__ import annotations
 
+from kvgraft_guard.failing import GuardError
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.parts import GuardedPartsFactory
 from kvgraft_guard.rules import GUARDED
 from kvgraft_guard.watching import Guard
 
-__all__ = ["GUARDED", "Guard", "GuardedPartsFactory", "HookGuard"]
+__all__ = ["GUARDED", "Guard", "GuardError", "GuardedPartsFactory", "HookGuard"]

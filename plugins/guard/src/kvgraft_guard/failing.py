@@ -1,17 +1,18 @@
-"""Checks of operations that raise (I8, R2)."""
+"""Checks of operations that raise (I8, R2), and the guard's own failures."""
 
 from __future__ import annotations
 
+from traceback import extract_tb
 from typing import NamedTuple
 
-from kvgraft.errors import ContractViolation, PluginHookError
+from kvgraft.errors import ContractViolation, KvgraftError, PluginHookError
 from kvgraft.requests.request import Request
 from kvgraft.tree.pinning import Receipt
 from kvgraft_guard.books import FREE, IN_FLIGHT, PINNED, PRIVATE, PROMISED, Counts, Reading
 from kvgraft_guard.standing import Standing
 from kvgraft_guard.watched import Watched
 
-__all__ = ["Attempt", "Failing"]
+__all__ = ["Attempt", "Failing", "GuardError", "own_error"]
 
 LEAVES_NO_TRACE = frozenset({"begin", "admit", "load_back", "restart", "next_chunk", "evict"})
 """Operations that, if they fail, leave promises and requests' slots as they were."""
@@ -19,6 +20,35 @@ LEAVES_NO_TRACE = frozenset({"begin", "admit", "load_back", "restart", "next_chu
 
 MATCHES = frozenset({"begin", "admit", "restart"})
 """Operations that may begin backups of matched data."""
+
+
+class GuardError(KvgraftError):
+    """A check of the guard raised what it should not; the cache's own books are in order.
+
+    Attributes:
+        call: the call that was being checked.
+    """
+
+    def __init__(self, call: str, cause: Exception) -> None:
+        last = extract_tb(cause.__traceback__)[-1]
+        where = f"{last.filename.replace(chr(92), '/').rpartition('/')[2]}:{last.lineno}"
+        super().__init__(
+            f"the guard failed as it checked {call}: {type(cause).__name__} at {where}: {cause}; "
+            "report it, and open the cache with guard='off' meanwhile"
+        )
+        self.call = call
+
+
+def own_error(error: BaseException) -> Exception | None:
+    """The exception that code of the guard raised, be it in a wrapper of a hook; None if none."""
+    if isinstance(error, PluginHookError) and error.__cause__ is not None:
+        error = error.__cause__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    its = module.partition(".")[0] == __name__.partition(".")[0]
+    return error if its and isinstance(error, Exception) else None
 
 
 class Attempt(NamedTuple):

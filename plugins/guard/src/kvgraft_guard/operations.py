@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from numbers import Integral
 from operator import index
@@ -123,8 +124,16 @@ class GuardedOperations(_Operations):
         return cleared
 
     def close(self) -> None:
-        super().close()
-        self.guard.closed()
+        # An error that is on its way, as out of a `with`, or that was found before, is not hidden.
+        known = sys.exc_info()[0] is not None or self.guard.broken
+        try:
+            super().close()
+        except Exception:
+            if not known:
+                raise
+            self.journal.engine.close()
+        if not known:
+            self.guard.closed()
 
 
 def _number(given: Any) -> Any:

@@ -5,7 +5,7 @@ The guard itself comes last, when all parts are there; until then they act like 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,10 @@ import numpy.typing as npt
 from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.errors import ContractViolation
 from kvgraft.no_storage import NoStorage
+from kvgraft.optional import load_part
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.registry import Plugin
+from kvgraft.parts import Recorder
 from kvgraft.parts_factory import CacheParts, Part, PartsFactory
 from kvgraft.requests.clean_reserve import CleanReserve
 from kvgraft.requests.eviction import Evictor
@@ -32,6 +34,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
+from kvgraft_guard.events import guarded_recorder
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.operations import guarded_operations
 from kvgraft_guard.splits import check_split, read_node
@@ -198,12 +201,16 @@ class GuardedStepper(_Guarded, Stepper):
     def end(self, batch: Batch, given: list[int], refused: list[int]) -> Step:
         step = super().end(batch, given, refused)
         if self.guard is not None:
-            for request in self.guard.chosen:
-                self.rows.check_row(request)
-                if batch.tokens is not None and all(each is not request for each in step.refused):
-                    _check_end(request, len(batch.tokens) // TOKEN_BYTES // len(batch.requests))
-            self.guard.chosen = []
+            chosen, self.guard.chosen = self.guard.chosen, []
+            with self.guard.checking("step"):
+                for request in chosen:
+                    self._check_stepped(request, batch, step)
         return step
+
+    def _check_stepped(self, request: Request, batch: Batch, step: Step) -> None:
+        self.rows.check_row(request)
+        if batch.tokens is not None and all(each is not request for each in step.refused):
+            _check_end(request, len(batch.tokens) // TOKEN_BYTES // len(batch.requests))
 
 
 def _check_end(request: Request, n_tokens: int) -> None:
@@ -286,6 +293,12 @@ class GuardedPartsFactory(PartsFactory):
             tree, mounted, evictor, self.config.storage, self.clock, requests=requests
         )
         return self._tier
+
+    def recorder(self, tree: Tree, ended: Callable[[], object]) -> Recorder:
+        if self.config.guard is not GuardMode.ON:
+            return super().recorder(tree, ended)
+        made: Recorder = guarded_recorder(load_part("events"))(tree, ended)
+        return made
 
     def operations(self, plain: type[Any]) -> type[Any]:
         return guarded_operations(plain)

@@ -21,7 +21,8 @@ GUARDED: dict[str, str] = {
     "T10": "A split cuts the node's data and keeps the rest; transfers are shared out.",
     "T11": "A match is anchored in its own namespace's tree; a key is of one running request, and "
     "steps append tokens right behind the computed ones.",
-    "M1": "The anchor is the deepest that a brute-force search finds, or a reason for less holds.",
+    "M1": "The anchor is the deepest that a brute-force search finds, or a reason for less holds; "
+    "a request is matched again where its namespace was cleared before it is admitted.",
     "M2": "The anchor is page aligned and leaves a token to compute.",
     "M3": "The device anchor is the deepest boundary all reaches accept from DEVICE alone.",
     "M4": "Host hits are the slots that the reaches lack; a load-back takes no more.",
@@ -89,5 +90,8 @@ GUARDED: dict[str, str] = {
     "K5": "A victim's tenant is the one that borrowed most for its weight; none passes its limit.",
     "K6": "A pin takes no slot, keeps to its bound, and holds its data until it is unpinned.",
     "K7": "Boundaries move by whole extents; slots that move keep bytes, and places in all tables.",
+    "V1": "Events tell of data that comes and was not there, and that goes and was; full checks.",
+    "V2": "Replayed, they give what the tree has; by every full check.",
+    "V3": "Each event is taken by its reader, waits for it or is counted as lost; full checks.",
 }
 """By rule, the condition that the guard checks."""

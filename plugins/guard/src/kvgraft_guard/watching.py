@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvgraft.config import GuardMode
-from kvgraft.errors import ContractViolation
+from kvgraft.errors import ContractViolation, KvgraftError
 from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.pinning import Receipt
 from kvgraft_guard.admitting import Admitting
 from kvgraft_guard.books import Reading
 from kvgraft_guard.clearing import Clearing
-from kvgraft_guard.failing import Attempt, Failing
+from kvgraft_guard.failing import Attempt, Failing, GuardError, own_error
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.moves import Moves
 from kvgraft_guard.pins import Pinning
@@ -175,33 +175,65 @@ class Guard:
             self._begins(seen)
         except ContractViolation:
             raise
-        except Exception:
+        except Exception as error:
             operation(*given, **named)  # refuses arguments of other types in its own words
-            raise
+            raise self._failure(name, error) from error
         self._looking, self._current = True, seen
         try:
             result = operation(*given, **named)
         except ContractViolation:
             raise
         except Exception as error:
+            own = own_error(error)
+            if own is not None:
+                self._broken = True
+                raise GuardError(name, own) from error
             self._check_failed(Attempt(name, request, seen.receipt, seen.was), error)
             raise
         finally:
             self._looking = self.watched.rooms.active = False
             self._current = None
+        if seen.after is not None:
+            with self.checking(name):
+                self._check(seen, result)
+        return result
+
+    def _check(self, seen: _Looked, result: Any) -> None:
+        """The checks after an operation."""
         now = self._ends(seen)
         assert seen.after is not None
         seen.after(result, seen.was, now)
         self._check_losses(seen, now)
-        self.watched.shares.check_others(request)
-        if request is not None:
-            self.watched.promises.check_accounts(request)
+        self.watched.shares.check_others(seen.request)
+        if seen.request is not None:
+            self.watched.promises.check_accounts(seen.request)
         self._until_full -= 1
         if self._until_full <= 0:
             self._check_all()
         if self.period == 1:
             self._last = now
-        return result
+
+    @contextmanager
+    def checking(self, name: str) -> Iterator[None]:
+        """Code of the guard's own after a call: it ends in a violation, or in its own failure."""
+        try:
+            yield
+        except ContractViolation:
+            self._broken = True
+            raise
+        except Exception as error:
+            raise self._failure(name, error) from error
+
+    def _failure(self, name: str, error: Exception) -> KvgraftError:
+        """The broken books that a check stumbled over, if there are any; else its own failure."""
+        self._broken = True
+        try:
+            self.cache.check_integrity()
+        except ContractViolation as found:
+            return found
+        except Exception as other:  # noqa: BLE001 - books that cannot be recomputed
+            return GuardError(name, other)
+        return GuardError(name, error)
 
     def _is_foreign(self, request: Request | None) -> bool:
         """Whether another cache began a request: this one refuses it."""
@@ -233,21 +265,24 @@ class Guard:
         """
         seen, looking, self._current = self._current, self._looking, None
         try:
-            if seen is not None:
+            if seen is not None and seen.after is not None:
                 self._check_losses(seen, self._ends(seen))
             self._looking = self.watched.rooms.active = False
             self._last = None
-            try:
-                yield
-            finally:
-                self._last = None
-                if seen is not None:
-                    seen.was = self.books.read()
-                    self._begins(seen)
-        except ContractViolation:
-            self._broken = True
+            yield
+            if seen is not None:
+                seen.was = self.books.read()
+                self._begins(seen)
+        except BaseException as error:
+            self._broken = self._broken or isinstance(error, ContractViolation)
+            if seen is not None:
+                seen.after = None  # begun anew it cannot be; nor may that hide the error
+            own = None if isinstance(error, ContractViolation) else own_error(error)
+            if own is not None:
+                raise GuardError("a step of the storage tier", own) from error
             raise
         finally:
+            self._last = None
             self._looking, self._current = looking, seen
 
     def acknowledged(self) -> None:
@@ -260,6 +295,8 @@ class Guard:
             self.failing.check(attempt, error)
         except ContractViolation as violation:
             raise violation from error
+        except Exception:  # noqa: BLE001 - the operation's own error comes first
+            self._broken = True
 
     def _check_all(self) -> None:
         """Recompute every book (T1 to T10, A12)."""
@@ -269,13 +306,17 @@ class Guard:
 
     # -- the end
 
+    @property
+    def broken(self) -> bool:
+        """Whether a violation was found, after which the books may be anything."""
+        return self._broken
+
     def closed(self) -> None:
         """The cache was closed: its remaining books are in order."""
-        if self._broken:
-            return  # the violation is being raised
         if not self.cache.journal.n_in_flight:
-            self._check_all()
-            self._check_ended()
+            with self.checking("close"):
+                self._check_all()
+                self._check_ended()
 
     def _check_ended(self) -> None:
         """Each built transfer ended (R2), and each segment was released (L1)."""

@@ -31,7 +31,12 @@ class Recorder(TreeObserver):
     Args:
         tree: the tree to observe, from the first stream to the last.
         ended: called when the last stream was closed.
+
+    Attributes:
+        new_stream: the class of streams.
     """
+
+    new_stream: type[EventStream] = EventStream
 
     def __init__(self, tree: Tree, ended: Callable[[], object]) -> None:
         self.tree = tree
@@ -46,7 +51,7 @@ class Recorder(TreeObserver):
             for node in self._nodes():
                 self.linked(node)
             self.tree.add_observer(self)
-        stream = EventStream(limit, observer, self.snapshot, self._close)
+        stream = self.new_stream(limit, observer, self.snapshot, self._close)
         self._set_streams((*self.streams, stream))
         return stream
 

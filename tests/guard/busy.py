@@ -1,0 +1,571 @@
+"""A cache of drawn settings, and an engine that makes any legal call at any time.
+
+`Busy(seed).run(moves)`: every option of a cache is drawn, pools are small, and requests of all
+stages move on in any order. Data is stamped and read (`Server`), a reader of events keeps a mirror.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvgraft import Cache, Chunk, Leading, PlaneSpec, Reach, TokenKey, Trailing
+from kvgraft.config import StorageSettings, parse_config
+from kvgraft.errors import BudgetError, ConfigError, PluginError
+from kvgraft.packages.registry import Plugin, load_plugin
+from kvgraft.parts import EventStream
+from kvgraft.requests.pins import Pin
+from kvgraft.requests.request import Request
+from kvgraft.tree.component import TreeComponent
+from kvgraft.types import Tier
+from kvgraft_observe.events import Residency
+from kvgraft_storage.tier import Prefetch, StorageTier
+
+from ..mutants.legal import LEGAL
+from ..serving.components import PagedPackage, StatePackage
+from ..serving.engines import PromptEngine
+from ..serving.server import Server
+from ..storage_tier.shelf import AT_ONCE, Shelf, step_by_step
+
+__all__ = ["Busy", "drawn"]
+
+SHAPE: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+NAMESPACES: tuple[Any, ...] = (None, "a", "b", "")
+SETS: tuple[tuple[str, ...], ...] = (
+    ("full",),
+    ("swa",),
+    ("hisparse",),
+    ("full", "swa"),
+    ("full", "mamba"),
+    ("full", "swa", "mamba"),
+    ("swa@a", "swa@b"),
+    ("full", "swa@a", "swa@b", "mamba"),
+    ("swa", "mamba"),
+    ("hisparse", "mamba"),
+    ("hisparse", "swa"),
+    ("full", "sinks"),
+    ("full", "chunked", "mamba"),
+    ("full", "quartered", "ssm"),
+    ("sinks",),
+    ("full", "ssm"),
+    ("full", "odd"),
+    ("odd",),
+    ("full", "swa", "odd"),
+)
+"""Components of drawn caches; `odd` is one of the unusual ones of the suite's mutants."""
+
+
+def third_party(name: str, random: Random) -> Plugin:
+    """A component that is not installed."""
+    if name == "odd":
+        trait = random.choice([each for each in LEGAL if "head" not in each])
+        plugin = load_plugin(name, LEGAL[trait].implementation(name))
+        return replace(plugin, distribution=trait)  # for reports
+    made = {
+        "sinks": PagedPackage("sinks", Reach(Leading(3), Trailing(5))),
+        "chunked": PagedPackage("chunked", Reach(Chunk(8))),
+        "quartered": PagedPackage("quartered", Reach(Trailing(7)), slots_per_page=4),
+        "ssm": StatePackage("ssm", can_copy=random.random() < 0.9),
+    }[name]
+    return load_plugin(name, made)
+
+
+def options_of(name: str, random: Random, page: int) -> dict[str, Any]:
+    """A component's options, drawn."""
+    kind = name.partition("@")[0]
+    if kind == "full":
+        return SHAPE
+    if kind == "swa":
+        window = random.choice([1, 3, 5, page, 2 * page, 3 * page + 1])
+        pages = -(-window // page) + random.randint(5, 16)
+        return {**SHAPE, "window": window, "device_tokens": pages * page}
+    if kind == "mamba":
+        interval = random.choice([None, page, 3 * page])
+        sizes = {"states": random.randint(3, 9), "host_states": random.choice([4, 9])}
+        return {**sizes, "checkpoint_interval_tokens": interval}
+    if kind == "hisparse":
+        return {"n_layers": 1, "hot_tokens": 4 * page, "max_running": random.randint(2, 5)}
+    if kind == "ssm":
+        return {"states": random.randint(3, 9), "host_states": random.choice([4, 9])}
+    return {}
+
+
+def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
+    """Settings of a cache, as text would give them, and packages that are not installed."""
+    names = random.choice(SETS)
+    page = random.choice([1, 2, 3, 4, 8, 16])
+    own = [name for name in names if name in ("sinks", "chunked", "quartered", "ssm", "odd")]
+    plugins = [third_party(name, random) for name in own]
+    if "odd" in names:
+        page = 16  # some have pages of multiples
+    hosted = "hisparse" in names or "odd" in names
+    host = random.choice([0, 8, 20, 40]) if not hosted else random.randint(16, 48)
+    settings: dict[str, Any] = {
+        "components": {name: options_of(name, random, page) for name in names},
+        "page_size": page,
+        "device_tokens": random.randint(12, 40) * page,
+        "host_tokens": host * page,
+        "policy": random.choice(["lru", "density"]),
+        "write_policy": random.choice(["write-through", "write-back", "write-through-selective"]),
+        "pin_share": random.choice([0.1, 0.25, 0.6]),
+        "load": random.choice(
+            [None, None, {"bandwidth_bytes_s": 1e5, "latency_s": 1e-4, "prefill_tokens_s": 5e3}]
+        ),
+        "cut_tokens": random.choice([0, 0, 2 * page]),
+        "decode_interval_tokens": random.choice([0, page, 4 * page, 256]),
+        "max_requests": random.choice([None, 12]),
+        "guard_full_check": random.choice([1, 7, 40]),
+        "transfer_timeout_s": 1e-3,
+        "guard": "on",
+    }
+    if random.random() < 0.2 and any(name in names for name in ("mamba",)):
+        settings["states_inside_chunks"] = True
+    if random.random() < 0.3:
+        settings["tenants"] = {
+            "first": {"namespaces": ["a"], "guarantee": 0.34, "limit": random.choice([0.7, 1.0])},
+            "second": {"namespaces": ["b"], "guarantee": random.choice([0, 0.34]), "weight": 2.0},
+        }
+    if host and random.random() < 0.3:
+        settings["storage"] = StorageSettings.model_validate(
+            {
+                "model": "m",
+                "weights": "w",
+                "threshold_tokens": random.choice([1, 2 * page]),
+                "store": random.choice(["write-through", "second-touch", "host-eviction"]),
+                "prefetch": random.choice(["wait-complete", "best-effort", "timeout"]),
+            }
+        )
+    return settings, plugins
+
+
+class Clock:
+    """Seconds that pass when somebody says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Busy:
+    """One cache and its engine.
+
+    Attributes:
+        cache: the cache.
+        settings, plugins: its settings, and packages that are not installed.
+        leased, running: requests begun, and admitted.
+        stepped: tokens of the last step that are not noted yet, by the request's `id()`.
+        log: the calls so far.
+    """
+
+    def __init__(self, seed: int | str, **changed: Any) -> None:
+        self.random = random = Random(seed)
+        self.engine, self.clock = PromptEngine(), Clock()
+        self.cache = self._opened(changed)
+        self.page = self.cache.config.page_size
+        self.shelf = Shelf(synchronous=True)
+        if isinstance(self.cache.storage, StorageTier):
+            self.cache.storage.pace = AT_ONCE if random.random() < 0.5 else step_by_step()
+            self.cache.storage.attach(self.shelf)
+        self.server = Server(self.cache)
+        self.leased: list[Request] = []
+        self.running: list[Request] = []
+        self.keys: list[TokenKey] = []
+        self.pins: list[Pin] = []
+        self.prefetches: list[tuple[TokenKey, Prefetch]] = []
+        self.stream: EventStream | None = None
+        self.mirror = Residency()
+        self.log: list[str] = []
+        self.fresh = 1000
+        length = 3 * self.page + 1
+        self.systems = [[s] * (length + s) for s in range(1, 4)]
+        self.stepped: dict[int, int] = {}
+
+    def _opened(self, changed: dict[str, Any]) -> Cache:
+        """A cache of drawn settings; those that are refused are drawn again."""
+        while True:
+            settings, self.plugins = drawn(self.random)
+            self.settings = {**settings, **changed}
+            try:
+                config = parse_config(self.settings)
+                return Cache(config, plugins=self.plugins, transfers=self.engine, clock=self.clock)
+            except (ConfigError, PluginError):
+                continue
+
+    def run(self, moves: int) -> None:
+        """Some calls, then the end of everything."""
+        choices = [
+            (self.arrive, 6), (self.ask, 8), (self.go_on, 14), (self.end, 5), (self.abort, 1),
+            (self.evict, 2), (self.transfer, 5), (self.clear, 0.5), (self.pin, 1), (self.unpin, 1),
+            (self.restart, 1), (self.retract, 2), (self.fork, 1), (self.checkpoint, 3),
+            (self.prefetch, 2), (self.read_events, 2), (self.look, 1), (self.pass_time, 1),
+            (self.step_all, 3), (self.move_memory, 1), (self.drain, 0.5),
+        ]  # fmt: skip
+        calls, weights = zip(*choices)
+        for call in self.random.choices(calls, weights, k=moves):
+            self.log.append(call.__name__)
+            call()
+        self.close()
+
+    # -- keys
+
+    def tokens(self) -> list[int]:
+        random = self.random
+        if self.keys and random.random() < 0.5:
+            known = random.choice(self.keys[-6:]).tokens().tolist()
+            tokens = known[: random.randint(1, len(known))] if random.random() < 0.5 else known
+        else:
+            tokens = list(random.choice(self.systems))
+        self.fresh += 1
+        tail = random.randint(0, 3 * self.page)
+        return [*tokens, *range(self.fresh * 50, self.fresh * 50 + tail)][: 14 * self.page]
+
+    def key(self) -> TokenKey:
+        return TokenKey(self.tokens(), self.random.choice(NAMESPACES))
+
+    # -- a request's life
+
+    def arrive(self) -> None:
+        if len(self.leased) >= 4:
+            return
+        random = self.random
+        options: dict[str, Any] = {}
+        if self.prefetches and random.random() < 0.6:
+            key, prefetch = self.prefetches.pop(random.randrange(len(self.prefetches)))
+            if prefetch.ended or random.random() < 0.7:
+                options["prefetch"] = prefetch
+        else:
+            key = self.key()
+        if random.random() < 0.2:
+            options["priority"] = random.randint(-2, 2)
+        if random.random() < 0.2:
+            options["ttl_requests"] = random.randint(0, 5)
+        if random.random() < 0.1:
+            options["ttl_s"] = random.choice([0.5, 3.0])
+        if random.random() < 0.2:
+            options["hint"] = random.choice(["continues", "turn-ended", "over"])
+        if random.random() < 0.2:
+            options["resume_at"] = random.randint(1, key.n_tokens)
+        self.begun(
+            self.cache.begin(
+                key,
+                reserve=random.choice([0, 0, 1, 2 * self.page]),
+                chunk=random.choice([None, self.page, 3 * self.page, 5]),
+                patience=random.choice([0, 0, 3]),
+                **options,
+            )
+        )
+
+    def begun(self, request: Request) -> None:
+        self.leased.append(request)
+
+    def ask(self) -> None:
+        if not self.leased:
+            return
+        request = self.random.choice(self.leased)
+        decision = self.cache.admit(request)
+        if decision.admitted:
+            self.leased.remove(request)
+            self.running.append(request)
+            if self.random.random() < 0.9:
+                self.cache.load_back(request)
+        elif decision.outcome.value == "never fits" or self.random.random() < 0.2:
+            self.leased.remove(request)
+            self.cache.abort(request)
+
+    def ready(self) -> list[Request]:
+        """Admitted requests that may run."""
+        for request in self.running:
+            if request.needs_load_back and not request.load_started:
+                self.cache.load_back(request)
+        return [each for each in self.running if each.ready and not each.load_failed]
+
+    def go_on(self) -> None:
+        ready = self.ready()
+        if not ready:
+            return self.transfer()
+        request = self.random.choice(ready)
+        for _ in range(self.random.randint(1, 3)):
+            if not self.advance(request):
+                return None
+        return None
+
+    def advance(self, request: Request) -> bool:
+        """Compute the next tokens of a request; whether it had any, and room for them."""
+        self.note(request)
+        if request.computed < request.prompt:
+            n_tokens = self.cache.next_chunk(request, self.random.choice([None, None, self.page]))
+        else:
+            beyond = self.random.random() < 0.1
+            left = max(0, request.total - request.computed)
+            n_tokens = min(self.random.choice([1, 1, 2]), left) + beyond
+            if request.key.n_tokens < request.computed + n_tokens:
+                lacks = request.computed + n_tokens - request.key.n_tokens
+                if request.key.n_tokens > 18 * self.page:
+                    return False
+                request.key.extend(range(request.key.n_tokens, request.key.n_tokens + lacks))
+        if not n_tokens:
+            return False
+        if not self.cache.allocate(request, n_tokens):
+            return False
+        self.compute(request, n_tokens)
+        return True
+
+    def compute(self, request: Request, n_tokens: int) -> None:
+        end = request.computed + n_tokens
+        self.server.read(request)
+        states = self.inner_states(request, n_tokens)
+        self.server.write(request, end)
+        if states is None:
+            self.cache.computed(request, n_tokens)
+        else:
+            self.cache.computed(request, n_tokens, states=states)
+
+    def inner_states(self, request: Request, n_tokens: int) -> dict[str, Any] | None:
+        """States from inside a chunk, where the cache asks for some; now and then not all."""
+        if not self.cache.config.states_inside_chunks:
+            return None
+        asked = self.cache.state_boundaries(request, n_tokens)
+        if not asked:
+            return None
+        asked = [at for at in asked if self.random.random() < 0.9]
+        found: dict[str, Any] = {}
+        data = bytes(request.key.data)
+        for component, each in zip(self.cache.tree.components, self.cache.mounted):
+            device = each.component.device
+            if component.is_state:
+                found[each.name] = {
+                    at: [
+                        self.state(component, spec, lanes.dtype, data[: at * 4])
+                        for spec, lanes in zip(device.specs, device.lanes)
+                    ]
+                    for at in asked
+                }
+        return found
+
+    def state(
+        self, component: TreeComponent, spec: PlaneSpec, lane: torch.dtype, data: bytes
+    ) -> torch.Tensor:
+        """One plane of a state, stamped as the server would."""
+        stamp = int(self.server._stamps(component, (spec.layer, spec.name), [(data, 0)])[0])
+        n_lanes = int(np.prod(spec.shape)) * spec.dtype.itemsize // lane.itemsize
+        return torch.full((n_lanes,), stamp, dtype=lane).view(spec.dtype).reshape(spec.shape)
+
+    def note(self, request: Request) -> None:
+        """Tokens that a step gave slots to are computed, before any other call."""
+        n_tokens = self.stepped.pop(id(request), 0)
+        if n_tokens:
+            self.compute_of(request, n_tokens)
+
+    def compute_of(self, request: Request, n_tokens: int) -> None:
+        self.server.write(request, request.computed + n_tokens)
+        self.cache.computed(request, n_tokens)
+
+    def step_all(self) -> None:
+        decoding = [
+            each
+            for each in self.ready()
+            if each.computed >= each.prompt and each.key.n_tokens < 18 * self.page
+        ]
+        if not decoding or self.cache.config.states_inside_chunks:
+            return
+        chosen = self.random.sample(decoding, self.random.randint(1, len(decoding)))
+        chosen = [each for each in chosen if self.ends_where_computed(each)][:12]
+        if not chosen:
+            return
+        n_computed = [self.stepped.pop(id(each), 0) for each in chosen]
+        for request, n_tokens in zip(chosen, n_computed):
+            self.server.write(request, request.computed + n_tokens)
+        if self.random.random() < 0.2:
+            self.cache.step(chosen, n_tokens=0, n_computed=n_computed)
+            return
+        tokens = [each.key.n_tokens for each in chosen]
+        step = self.cache.step(chosen, tokens, n_computed=n_computed)
+        for request in chosen:
+            if all(each is not request for each in step.refused):
+                self.stepped[id(request)] = 1
+                self.server.read(request)
+
+    def ends_where_computed(self, request: Request) -> bool:
+        """Whether its key ends at the tokens computed so far, those of the last step included."""
+        return request.key.n_tokens == request.computed + self.stepped.get(id(request), 0)
+
+    def checkpoint(self) -> None:
+        ready = self.ready()
+        if ready:
+            request = self.random.choice(ready)
+            self.note(request)
+            self.cache.checkpoint(request)
+
+    def end(self) -> None:
+        done = [each for each in self.ready() if each.computed >= each.prompt]
+        if not done:
+            return
+        request = self.random.choice(done)
+        self.note(request)
+        options: dict[str, Any] = {}
+        if self.random.random() < 0.3:
+            options["hint"] = self.random.choice(["continues", "turn-ended", "over"])
+        if self.random.random() < 0.2:
+            options["ttl_requests"] = self.random.randint(0, 4)
+        self.running.remove(request)
+        self.cache.finish(request, **options)
+        self.keys.append(request.key)
+
+    def retract(self) -> None:
+        ready = self.ready()
+        if not ready:
+            return
+        request = self.random.choice(ready)
+        self.note(request)
+        self.running.remove(request)
+        self.cache.retract(request)
+        key = request.key
+        if len(self.leased) < 4 and self.random.random() < 0.7:
+            reserve = max(0, request.total - key.n_tokens)
+            self.begun(self.cache.begin(key, reserve=reserve, chunk=request.chunk))
+
+    def abort(self) -> None:
+        everybody = self.leased + self.running
+        if not everybody:
+            return
+        request = self.random.choice(everybody)
+        self.stepped.pop(id(request), None)
+        (self.leased if request in self.leased else self.running).remove(request)
+        self.cache.abort(request)
+
+    def restart(self) -> None:
+        failed = [each for each in self.running if each.ready and each.load_failed]
+        some = failed or [each for each in self.running + self.leased if self.random.random() < 0.2]
+        if not some:
+            return
+        request = self.random.choice(some)
+        self.note(request)
+        if request in self.running:
+            self.running.remove(request)
+            self.leased.append(request)
+        self.cache.restart(request)
+
+    def fork(self) -> None:
+        done = [each for each in self.ready() if each.computed >= each.prompt]
+        if not done or len(self.leased) >= 4:
+            return
+        request = self.random.choice(done)
+        self.note(request)
+        self.begun(self.cache.fork(request, [self.fresh]))
+
+    # -- everything else
+
+    def evict(self) -> None:
+        component = self.random.choice(self.cache.tree.components)
+        tier = self.random.choice([Tier.DEVICE, Tier.DEVICE, Tier.HOST])
+        self.cache.evict(component.name, self.random.randint(1, component.device.capacity), tier)
+
+    def transfer(self) -> None:
+        pending = self.engine.pending
+        while pending and self.random.random() < 0.8:
+            at = self.random.randrange(len(pending))
+            if self.random.random() < 0.05:
+                self.engine.fail(at)
+            else:
+                self.engine.step(at)
+        self.engine.failing = self.random.random() < 0.05
+        self.cache.poll()
+
+    def drain(self) -> None:
+        self.engine.run_all()
+        self.cache.drain()
+
+    def clear(self) -> None:
+        if self.random.random() < 0.3:
+            self.cache.clear()
+        else:
+            self.cache.clear(self.random.choice(NAMESPACES))
+        self.pins = [pin for pin in self.pins if not pin.cleared]
+
+    def pin(self) -> None:
+        key = self.random.choice(self.keys) if self.keys else self.key()
+        try:
+            most = self.random.choice([None, 3 * self.page])
+            self.pins.append(self.cache.pin(key, owner=self.random.choice("ab"), max_tokens=most))
+        except BudgetError:
+            pass
+
+    def unpin(self) -> None:
+        if not self.pins:
+            return
+        if self.random.random() < 0.2:
+            self.cache.unpin_all("a")
+            self.pins = [pin for pin in self.pins if pin.owner != "a"]
+        else:
+            self.cache.unpin(self.pins.pop(self.random.randrange(len(self.pins))))
+
+    def prefetch(self) -> None:
+        tier = self.cache.storage
+        if not isinstance(tier, StorageTier):
+            return
+        if self.prefetches and self.random.random() < 0.2:
+            tier.cancel(self.prefetches.pop()[1])
+            return
+        if len(self.prefetches) < 3:
+            key = self.key()
+            self.prefetches.append((key, tier.prefetch(key)))
+
+    def move_memory(self) -> None:
+        names = [each.name for each in self.cache.mounted]
+        if self.cache.arenas is not None and len(names) > 1:
+            giver, taker = self.random.sample(names, 2)
+            self.cache.move_memory(giver, taker)
+
+    def read_events(self) -> None:
+        if self.stream is None:
+            self.stream = self.cache.events(self.random.choice([5, 400]))
+        elif self.random.random() < 0.1:
+            self.stream.close()
+            self.stream = None
+        else:
+            self.mirror.apply(self.stream.take())
+
+    def look(self) -> None:
+        self.cache.explain(self.key())
+        self.cache.stats()
+
+    def pass_time(self) -> None:
+        self.clock.now += self.random.choice([0.2, 1.0, 5.0])
+
+    # -- the end
+
+    def close(self) -> None:
+        """Everybody ends; what is left is evictable, and nothing is owed."""
+        for request in list(self.running):
+            self.engine.run_all()
+            self.cache.poll()
+            self.running.remove(request)
+            if request.load_failed or not request.ready or not self.to_the_end(request):
+                self.cache.abort(request)
+        for request in self.leased:
+            self.cache.abort(request)
+        for _, prefetch in self.prefetches:
+            if isinstance(self.cache.storage, StorageTier):
+                self.cache.storage.cancel(prefetch)
+        for pin in self.pins:
+            self.cache.unpin(pin)
+        self.engine.failing = False
+        self.engine.run_all()
+        self.cache.drain()
+        self.cache.check_integrity()
+        self.engine.run_all()
+        self.cache.close()
+
+    def to_the_end(self, request: Request) -> bool:
+        self.note(request)
+        while request.computed < request.total:
+            if not self.advance(request):
+                return False
+        self.cache.finish(request)
+        return True
