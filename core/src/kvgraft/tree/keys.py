@@ -57,6 +57,9 @@ SIGN = 0x80
 
 ONE_TOKEN = struct.Struct("i").pack
 
+SHORT_BYTES = 1 << 12
+"""Bytes of tokens that Python looks through faster than numpy."""
+
 COMPARED_BYTES = 1 << 16
 """Bytes that are compared at once, so that a difference far off copies nothing before it."""
 
@@ -130,32 +133,40 @@ def expect_namespace(namespace: object) -> None:
         ) from None
 
 
-def _array_bytes(tokens: npt.NDArray[Any]) -> bytes:
-    """The token ids of an array as int32.
+def _array_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+    """The token ids of an array, int32 `[n_tokens]` in one piece of memory; copied if need be.
 
     Raises:
-        ConfigError: they are of several sequences, masked, no integers, or do not fit.
+        ConfigError: they are of several sequences, masked, no integers, negative, or do not fit.
     """
     if tokens.ndim != 1:
         raise _several(tokens.shape)
-    if isinstance(tokens, np.ma.MaskedArray):
+    # numpy imports its masked arrays, 10 ms, when they are first asked for
+    if type(tokens) is not np.ndarray and hasattr(tokens, "mask"):
         raise ConfigError(
             "token ids of a masked array are not all integers that fit int32; leave out or fill "
             "what is masked"
         )
-    if tokens.dtype != np.int32:
-        if tokens.size and tokens.dtype.kind not in "iu":
-            raise ConfigError(
-                f"token ids of dtype {tokens.dtype} are not integers that fit int32; "
-                "convert them first"
-            )
-        if tokens.size and (tokens.min() < 0 or tokens.max() >= 2**31):
-            raise ConfigError(
-                f"token ids {int(tokens.min())}..{int(tokens.max())} do not fit int32; "
-                "use the model's own vocabulary"
-            )
-        tokens = tokens.astype(np.int32)
-    return tokens.tobytes()
+    if not tokens.size:
+        return np.empty(0, np.int32)
+    if tokens.dtype.kind not in "iu":
+        raise ConfigError(
+            f"token ids of dtype {tokens.dtype} are not integers that fit int32; convert them first"
+        )
+    if not 0 <= np.bitwise_or.reduce(tokens) < 2**31:  # has every bit that a token has
+        low, high = int(tokens.min()), int(tokens.max())
+        if low >= -(2**31) and high < 2**31:
+            raise _negative(low)
+        raise ConfigError(
+            f"token ids {low}..{high} do not fit int32; use the model's own vocabulary"
+        )
+    return np.ascontiguousarray(tokens, np.int32)
+
+
+def _is_short(tokens: npt.NDArray[Any]) -> bool:
+    """Whether its bytes are the key's, and as fast to copy and look through as to look at."""
+    plain = type(tokens) is np.ndarray and tokens.dtype == np.int32 and tokens.ndim == 1
+    return plain and tokens.nbytes <= SHORT_BYTES
 
 
 def token_rows(tokens: object, n_rows: int) -> bytes:
@@ -179,9 +190,7 @@ def token_rows(tokens: object, n_rows: int) -> bytes:
             f"token ids of shape {array.shape} for {n_rows} sequences; give as many for each, "
             f"[{n_rows}] or [{n_rows}, n]"
         )
-    data = _array_bytes(array.reshape(-1))
-    _refuse_negative(data)
-    return data
+    return _array_int32(array.reshape(-1)).tobytes()
 
 
 @lru_cache(maxsize=256)
@@ -194,12 +203,20 @@ def _packing(n_tokens: int) -> Callable[..., bytes]:
 
 
 def _refuse_negative(data: bytes) -> None:
-    if not data[SIGN_BYTE::TOKEN_BYTES].isascii():
-        lowest = np.frombuffer(data, dtype=np.int32).min()
-        raise ConfigError(
-            f"token id {lowest} is negative; give ids of the model's own vocabulary, and leave "
-            "padding out"
-        )
+    # calls of numpy take microseconds, slices with a step one for a thousand bytes
+    short = len(data) <= SHORT_BYTES
+    if short and data[SIGN_BYTE::TOKEN_BYTES].isascii():
+        return
+    low = int(np.frombuffer(data, np.int32).min())
+    if low < 0:
+        raise _negative(low)
+
+
+def _negative(token: int) -> ConfigError:
+    return ConfigError(
+        f"token id {token} is negative; give ids of the model's own vocabulary, and leave padding "
+        "out"
+    )
 
 
 def _several(shape: tuple[int, ...]) -> ConfigError:
@@ -304,7 +321,10 @@ class TokenKey:
                         return
                 data = _packing(len(tokens))(*tokens)  # 3x array()
             elif isinstance(tokens, np.ndarray):
-                data = _array_bytes(tokens)
+                if not _is_short(tokens):
+                    self.data += _array_int32(tokens).data
+                    return
+                data = tokens.tobytes()
             elif _is_text(tokens):
                 raise ConfigError(
                     f"token ids given as {type(tokens).__name__}; give a list of integers that fit "
