@@ -22,6 +22,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 # three, as tests also wait for processes of their own; worksteal: each keeps to its part of the tests,
 # and helps where another is behind
 PYTEST_ARGS ?= -n 3 --dist worksteal
+QUICK  := tests/tree tests/admission tests/transfers tests/pools tests/policies tests/stepping tests/architecture tests/test_misuse.py
 STEPS  ?= 1000000
 DIST   ?= dist
 
@@ -43,8 +44,15 @@ TRITON := $(call named,triton-3.9,$(TRITON_NEEDS))
 # longest time for which tests wait for an engine's Python files before they are skipped
 FILES_S ?= 60
 
+# the word behind `make rule` is no target
+ifeq (rule,$(firstword $(MAKECMDGOALS)))
+RULE := $(or $(word 2,$(MAKECMDGOALS)),$(error which rule? make rule T9))
+$(RULE): ; @:
+.PHONY: $(RULE)
+endif
+
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine-files test check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-newest test-oldest test-kernels gpu-acceptance docs bench bench-all build build-plain compiled test-compiled changelog clean
+.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-newest test-oldest test-kernels gpu-acceptance docs bench bench-all build build-plain compiled test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -63,6 +71,13 @@ demo: setup ## run the demonstration
 
 test: setup ## run the tests, except the long ones
 	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS)
+
+quick: setup ## run the tests of the core's rooms but for those that draw examples; a minute
+	$(PY) -m pytest -m 'not long and not hypothesis' $(PYTEST_ARGS) $(QUICK)
+
+rule: setup ## run the tests that name a rule of the contract: make rule T9
+	$(PY) -m pytest -m 'not long' --rule $(RULE) \
+	  $$(grep -rlw --include='*.py' $(RULE) tests plugins/*/tests | sed -E '/test_[^/]*$$/!s|/[^/]*$$||' | sort -u)
 
 test-services: setup ## run the stores' tests again, on the servers and libraries of this machine
 	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS) plugins/valkey plugins/mooncake

@@ -7,7 +7,9 @@ look for new failures.
 from __future__ import annotations
 
 import gc
+import inspect
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -40,8 +42,16 @@ settings.register_profile(
 settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--rule ID`."""
+    said = "run only tests that name a rule of the contract, in parameters or source"
+    parser.addoption("--rule", metavar="ID", help=said)
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
     """Skip tests of GPUs where there is none; those that patch the core where it is compiled."""
     from kvgraft.compiled import is_compiled
     from kvgraft_testing.machine.constants import constants_of_modules_left_out
@@ -49,6 +59,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> Iterator[None]:
     # Hypothesis would read the source of every module, seconds, for constants no example has
     with constants_of_modules_left_out():
         yield
+    _keep_those_of(config.getoption("--rule"), config, items)
     for item in items:
         reason = _no_accelerator_for(item)
         if reason is not None:
@@ -66,6 +77,31 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _keep_those_of(rule: str | None, config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect tests that do not name a rule."""
+    if rule is None:
+        return
+    from kvgraft.rules import RULES
+
+    if rule not in RULES:
+        raise pytest.UsageError(f"--rule {rule}: no rule of docs/contract.md; they are like T9")
+    named = re.compile(rf"(?<![A-Za-z0-9]){rule}(?![A-Za-z0-9])")
+    others = [each for each in items if not named.search(_about(each))]
+    config.hook.pytest_deselected(items=others)
+    gone = {id(each) for each in others}
+    items[:] = [each for each in items if id(each) not in gone]
+
+
+def _about(item: pytest.Item) -> str:
+    """A test's id, what it is given, and its source."""
+    given = getattr(item, "callspec", None)
+    try:
+        source = inspect.getsource(getattr(item, "obj", None))  # type: ignore[arg-type]
+    except (OSError, TypeError):
+        source = ""
+    return f"{item.nodeid} {given and given.params} {source}"
 
 
 def _no_accelerator_for(item: pytest.Item) -> str | None:
