@@ -83,7 +83,7 @@ def _keep_those_of(rule: str | None, config: pytest.Config, items: list[pytest.I
     """Deselect tests that do not name a rule."""
     if rule is None:
         return
-    from kvgraft.rules import RULES
+    from kvgraft_testing.rules import RULES
 
     if rule not in RULES:
         raise pytest.UsageError(f"--rule {rule}: no rule of docs/contract.md; they are like T9")

@@ -20,14 +20,13 @@ import torch
 from _measure import Figure, arguments, figures, grid, heading
 
 from kvgraft import Component, Everything, Reach
-from kvgraft.devices.runtime import CopySizes
 from kvgraft.pools import DevicePool, HostMirror, PlaneSpec
 from kvgraft.pools.plan import PoolPlan
 from kvgraft.transfers import PlaneCopy, pair_planes
-from kvgraft.transfers.cpu import run_layers
-from kvgraft.transfers.engine import Ticket
+from kvgraft.transfers.engine import Ticket, run_layers
 from kvgraft.types import Direction, TransferQuery
 from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.protocol import CopySizes
 from kvgraft_accelerator.streams import StreamTransferEngine
 from kvgraft_accelerator.ways import Ways, parted
 from kvgraft_testing.simulated import SimulatedDevice

@@ -22,9 +22,9 @@ from typing import NamedTuple
 
 import torch
 
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import Purpose
+from kvgraft.devices import PlaneCopy
 from kvgraft_accelerator import Accelerator
+from kvgraft_accelerator.protocol import Purpose
 from kvgraft_accelerator.streams import StreamTransferEngine
 
 KIB = 1 << 10

@@ -17,7 +17,7 @@ from _measure import Figure, arguments, figures, grid, heading
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvgraft.pools import DevicePool, PlaneSpec, slot_index
-from kvgraft.pools.stacks import copy_rows, stack_lanes
+from kvgraft.pools.device import copy_rows, stack_lanes
 
 N_LAYERS, N_SLOTS, N_STATES = 48, 130, 64
 PLANES = [

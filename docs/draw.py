@@ -303,7 +303,7 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
         {
             "hookspecs.py": "asks for pools and copies",
             "pools": "slots and tensors",
-            "devices": "streams and events",
+            "devices.py": "memory beside the CPU's",
             "policies": "the order of eviction",
         },
     ),
@@ -313,7 +313,6 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
             "config.py": "",
             "types.py": "",
             "reach.py": "",
-            "rules.py": "",
             "errors.py": "",
         },
     ),

@@ -14,10 +14,10 @@ import re
 from pathlib import Path
 
 from kvgraft.packages.registry import Plugin, select
-from kvgraft.rules import FAMILIES, RULES, family
 from kvgraft_guard import GUARDED
 from kvgraft_testing import CLAUSES, PROFILES
 from kvgraft_testing.machine import MACHINE_RULES
+from kvgraft_testing.rules import FAMILIES, RULES, family
 from kvgraft_testing.storage import STORAGE_CLAUSES
 from kvgraft_testing.subject import Subject
 
@@ -74,7 +74,7 @@ This file is generated (`make docs`) from the code, and a test compares the two.
   check`.
 - `kvgraft_testing/machine/` compares the core with a brute-force model after every call.
 - `kvgraft_guard/` checks while a cache serves; its `rules.py` says which condition, by rule.
-- `tree/integrity.py` recomputes all books; the rest refuses bad input and answers where they come.
+- `kvgraft_guard/integrity.py` recomputes all books; the rest refuses bad input where it comes.
 
 | rule | reported in | tests |
 |---|---|---|

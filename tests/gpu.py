@@ -36,8 +36,8 @@ def why_not(needs: str | None = None, way: str | None = None) -> str | None:
         return f"torch finds no {needs} accelerator here, but {found}"
     if way is None:
         return None
-    from kvgraft.devices.runtime import CopySizes
     from kvgraft_accelerator import Accelerator
+    from kvgraft_accelerator.protocol import CopySizes
 
     has_it = getattr(Accelerator(found, CopySizes()).ways, way) is not None
     return None if has_it else f"this accelerator has no {way} copies"

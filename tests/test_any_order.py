@@ -29,7 +29,7 @@ calls = st.one_of(
         picks,
     ),
     st.tuples(
-        st.sampled_from(("next_chunk", "allocate", "computed", "extend", "state_boundaries")),
+        st.sampled_from(("next_chunk", "allocate", "computed", "extend")),
         picks,
         numbers,
     ),

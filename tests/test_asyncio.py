@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache, CacheConfig, LeaseError, Request, TokenKey, TransferError
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from .serving.setups import SETUPS
 from .storage_tier.shelf import open_cache, settings, stocked, tier_of

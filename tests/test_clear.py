@@ -10,9 +10,9 @@ from kvgraft import ConfigError, GuardMode, LeaseError, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.config import StorePolicy
 from kvgraft.requests.request import Request
-from kvgraft.transfers import SteppedTransferEngine
 from kvgraft.types import Tier
 from kvgraft_observe.events import Cleared, Evicted, Residency
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from .serving.server import Server, ledgers
 from .serving.setups import SETUPS, Setup

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from kvgraft import Cache, CacheConfig, ConfigError, LeaseError, TokenKey, WritePolicy
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 SETTINGS: dict[str, Any] = {"page_size": 16, "device_tokens": 64 * 16, "load": None}
 

@@ -13,7 +13,8 @@ from kvgraft.cache import Cache
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.requests.request import Request
-from kvgraft.tree.lifetimes import EXPIRED, Levels, Lifetimes, Term
+from kvgraft.tree.lifetimes import Levels, Lifetimes, Term
+from kvgraft.tree.tree import EXPIRED
 from kvgraft.types import Tier
 
 from .tree.books import open_tree
@@ -122,36 +123,20 @@ def test_data_whose_time_is_over_in_seconds_leaves_first(policy: str) -> None:
         assert left(cache, 1, 2, 3) == [3]
 
 
-def test_data_whose_time_is_over_in_requests_leaves_first() -> None:
-    with opened(host_tokens=0) as cache:
-        serve(cache, prompt(0), ttl_requests=2)
-        serve(cache, prompt(1))
-        told = str(cache.explain(TokenKey([*prompt(0), 1])))
-        assert "expires with request 1 from now" in told
-        serve(cache, prompt(2))
-        assert "expired" in str(cache.explain(TokenKey([*prompt(0), 1])))
-        serve(cache, prompt(0)[:4])  # a later use without a time: of a part of it
-        cache.evict("full", 2)
-        assert left(cache, 0, 1, 2) == [1, 2]
-
-
-@pytest.mark.parametrize("n_requests", [0, 1, 3])
-def test_a_time_in_requests_is_over_once_so_many_have_begun(n_requests: int) -> None:
-    with opened(host_tokens=0) as cache:
-        key = TokenKey([*prompt(0), 1])
-        serve(cache, prompt(0), ttl_requests=n_requests)
-        for left_over in range(n_requests, 0, -1):
-            assert f"expires with request {left_over} from now" in str(cache.explain(key))
-            cache.abort(cache.begin(TokenKey(prompt(left_over))))
-        assert "expired" in str(cache.explain(key))
-        serve(cache, prompt(9), ttl_requests=5)
+def test_a_clock_may_count_requests() -> None:
+    """Ranks that decide alike need no common time then (D1)."""
+    begun = Time()
+    with opened(clock=begun, host_tokens=0) as cache:
+        for number in range(4):
+            begun.now_s += 1
+            serve(cache, prompt(number), ttl_s=2 if number == 1 else None)
         cache.evict("full", 4)
-        assert left(cache, 0, 9) == [9]
+        assert left(cache, 0, 1, 2, 3) == [0, 2, 3]
 
 
 def test_a_later_use_decides() -> None:
     with opened(host_tokens=0) as cache:
-        serve(cache, prompt(0), ttl_requests=0)
+        serve(cache, prompt(0), ttl_s=0)
         serve(cache, prompt(1))
         serve(cache, [*prompt(0), 7, 7])  # its time was over; it is used again
         cache.evict("full", 4)
@@ -168,8 +153,7 @@ def test_random_terms_keep_the_books_and_the_order(policy: str, write_policy: st
             clock.now_s += draw.random()
             term: dict[str, Any] = {
                 "priority": draw.choice((None, None, -1, 1, 2)),
-                "ttl_requests": draw.choice((None, 0, 1, 4)),
-                "ttl_s": draw.choice((None, None, 0.5, 2)),
+                "ttl_s": draw.choice((None, None, 0, 0.5, 2)),
             }
             serve(
                 cache, [draw.randint(1, 3), 1, draw.randint(1, 2), 2] * draw.randint(1, 4), **term
@@ -184,7 +168,7 @@ def test_random_terms_keep_the_books_and_the_order(policy: str, write_policy: st
 def test_a_lower_priority_takes_effect_when_room_is_made_at_the_old_one() -> None:
     """The guard is on: data that is entered anew while room is made has its place from there."""
     with opened(write_policy="write-through") as cache:
-        serve(cache, prompt(0)[:4], ttl_requests=0)
+        serve(cache, prompt(0)[:4], ttl_s=0)
         serve(cache, prompt(0)[:8], {"priority": -8}, priority=8)
         serve(cache, prompt(1)[:6])
         serve(cache, prompt(2)[:6])
@@ -220,10 +204,10 @@ def test_an_entry_that_expired_counts_once_when_it_comes_back() -> None:
     levels = Levels(RecencyQueue(), lifetimes, lambda: LeastRecentlyUsed().order(None))  # type: ignore[arg-type]
     nodes = [Node(number) for number in range(3)]
     for number, node in enumerate(nodes):
-        lifetimes.note(number << 8, Term(0, until_request=number + 1))
+        lifetimes.note(number << 8, Term(0, until_s=number + 1))
         levels.push(number << 8, node)
     assert [lifetimes.level(n << 8) for n in range(3)] == [0, 0, 0]
-    lifetimes.n_requests = 1
+    lifetimes.now_s = 1
     assert lifetimes.level(0) == EXPIRED
     assert levels.pop() == (0, nodes[0])
     assert len(levels) == 2
@@ -252,7 +236,7 @@ class Node:
     [
         ({"priority": 9}, "priority 9; give a whole number from -8 to 8"),
         ({"priority": 1.0}, "priority 1.0"),
-        ({"ttl_requests": -1}, "ttl_requests -1"),
+        ({"ttl_s": -1}, "ttl_s -1"),
         ({"ttl_s": float("nan")}, "ttl_s nan; give seconds, 0 or more"),
         ({"ttl_s": "5"}, "ttl_s '5'"),
     ],
@@ -274,7 +258,7 @@ def test_priorities_pins_and_clearing_go_together_with_tenants() -> None:
             tokens = [draw.randint(1, 3), 1, draw.randint(1, 2), 2] * draw.randint(1, 3)
             key = TokenKey(tokens, draw.choice(("a", "b", None)))
             request = cache.begin(
-                key, priority=draw.choice((None, -1, 2)), ttl_requests=draw.choice((None, 0, 3))
+                key, priority=draw.choice((None, -1, 2)), ttl_s=draw.choice((None, 0, 3))
             )
             if not cache.admit(request).admitted:
                 cache.abort(request)

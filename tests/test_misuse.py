@@ -413,7 +413,7 @@ def test_a_limit_of_another_type_leaves_the_request_as_it_was(cache: Cache, limi
     request = cache.begin(TokenKey([1, 2]))
     assert cache.admit(request).admitted
     with pytest.raises(ConfigError, match=r"^next_chunk: limit .*; give a whole number, 0 "):
-        cache.next_chunk(request, limit)  # type: ignore[arg-type]
+        cache.next_chunk(request, limit)
     assert cache.next_chunk(request, np.int64(2)) == 2
     cache.abort(request)
 
@@ -544,7 +544,6 @@ def test_with_storage_it_is_true() -> None:
         lambda cache, given: cache.abort(given),
         lambda cache, given: cache.allocate(given, 1),
         lambda cache, given: cache.computed(given, 1),
-        lambda cache, given: cache.state_boundaries(given, 1),
         lambda cache, given: cache.table(given, "full"),
         lambda cache, given: cache.host_table(given, "full"),
         lambda cache, given: cache.private_slots(given, "full"),

@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from kvgraft.entry_points import published
-from kvgraft.optional import PARTS, PARTS_GROUP, load_part
+from kvgraft.optional import PARTS, PARTS_GROUP, load_part, published
 
 from ..commands import ROOT
 from .sources import CORE, modules
@@ -39,7 +38,6 @@ for _ in range(2):
     cache.finish(request)
 cache.poll()
 cache.explain(TokenKey(range(1000)))
-cache.check_integrity()
 cache.close()
 print(*sys.modules)
 """
@@ -91,9 +89,26 @@ def test_the_core_imports_a_module_by_name_in_few_places() -> None:
     }
     assert found == {
         "kvgraft",
-        "kvgraft.packages.policies",
+        "kvgraft.packages.registry",
         "kvgraft.pools",
     }
+
+
+MOST_MODULES = 70
+"""Of the core, for full attention alone. The number may only fall."""
+
+
+def test_a_cache_of_full_attention_loads_few_modules() -> None:
+    code = (
+        "import sys; from kvgraft import Cache\n"
+        "Cache.open(['full'], device_tokens=4096).close()\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+    )
+    loaded = [each for each in done.stdout.split() if f"{each}.".startswith("kvgraft.")]
+    assert len(loaded) <= MOST_MODULES
 
 
 def test_a_cache_imports_no_component_that_it_does_not_name() -> None:

@@ -7,7 +7,7 @@ import pytest
 from kvgraft import Cache, TokenKey
 from kvgraft.errors import ContractViolation
 from kvgraft.requests.request import Request
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..mutants.cores_of_budgets import BUDGET_DEFECTS
 from .pools import PAGE, arena_of, opened, prefilled

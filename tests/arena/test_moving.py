@@ -14,8 +14,8 @@ from kvgraft import Cache, ConfigError, TokenKey
 from kvgraft.admission.decision import Outcome
 from kvgraft.assembly import planned_nbytes
 from kvgraft.config import GuardMode
-from kvgraft.transfers import SteppedTransferEngine
 from kvgraft.types import Tier
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..admission.crowd import Crowd
 from ..guard.guarded import small

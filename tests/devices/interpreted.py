@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.pools.copies import run_copy
+from kvgraft.devices import PlaneCopy
+from kvgraft.pools.component import run_copy
 from kvgraft_accelerator import kernels
 from kvgraft_accelerator.fragments import Fragmenter, Fragments
 

@@ -18,7 +18,7 @@ from kvgraft import CacheConfig, Tier, TokenKey, WritePolicy
 from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import GuardMode
-from kvgraft.devices.runtime import SIMULATED
+from kvgraft.devices import SIMULATED
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft_accelerator import Accelerator

@@ -24,12 +24,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft import Cache, ConfigError
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import CopySizes
+from kvgraft.devices import PlaneCopy
 from kvgraft.packages.registry import discover, select
-from kvgraft.pools.copies import run_copy
+from kvgraft.pools.component import run_copy
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragmenter, Fragments
+from kvgraft_accelerator.protocol import CopySizes
 from kvgraft_accelerator.ways import FEWEST, Ways, parted
 from kvgraft_testing.checking import Checker
 

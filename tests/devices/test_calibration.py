@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from kvgraft import ConfigError
-from kvgraft.devices.runtime import CopySizes
 from kvgraft_accelerator.calibration import (
     crossover,
     folder,
@@ -18,6 +17,7 @@ from kvgraft_accelerator.calibration import (
     identity,
     kept,
 )
+from kvgraft_accelerator.protocol import CopySizes
 
 KEY = {"device": "a GPU", "unit": "0", "driver": "13000", "torch": "2.13.0"}
 FOUND = CopySizes(straight_nbytes=1 << 14, batched_nbytes=1 << 15)

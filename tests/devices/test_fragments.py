@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft.devices import PlaneCopy
-from kvgraft.pools.copies import run_copy
+from kvgraft.pools.component import run_copy
 from kvgraft_accelerator.fragments import Fragmenter
 
 N_ROWS = 12

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from kvgraft import Cache, WritePolicy
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import CopySizes, Purpose
-from kvgraft.pools.copies import run_copy
+from kvgraft.devices import PlaneCopy
+from kvgraft.pools.component import run_copy
 from kvgraft_accelerator import Accelerator
+from kvgraft_accelerator.protocol import CopySizes, Purpose
 from kvgraft_accelerator.ways import Ways
 
 from ..gpu import accelerator

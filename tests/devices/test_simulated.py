@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from kvgraft import ContractViolation, TransferError
-from kvgraft.devices import PlaneCopy, Purpose
+from kvgraft.devices import PlaneCopy
+from kvgraft_accelerator.protocol import Purpose
 from kvgraft_testing.simulated import DeviceTensor, SimulatedDevice
 
 ROWS = torch.arange(4)

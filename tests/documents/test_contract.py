@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from kvgraft.rules import RULES
+from kvgraft_testing.rules import RULES
 
 from ..commands import ROOT
 

@@ -20,7 +20,7 @@ TABLE = ROW.findall((ROOT / "docs" / "reference" / "requests.md").read_text(enco
 ALLOWED = {name: dict(zip(STAGES, cells)) for name, *cells in TABLE}
 
 ARGUMENTS = {
-    **dict.fromkeys(("allocate", "computed", "state_boundaries"), (0,)),
+    **dict.fromkeys(("allocate", "computed"), (0,)),
     **dict.fromkeys(("table", "private_slots"), ("full",)),
     "host_table": ("hisparse",),
     "state_slot": ("mamba",),

@@ -7,8 +7,7 @@ from typing import Any
 from kvgraft import Direction
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.leases import Leases
-from kvgraft.requests.load_back import LoadBacks
+from kvgraft.requests.leases import Leases, LoadBacks
 from kvgraft.requests.request import Request
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, inserting, operations, pinning

@@ -10,17 +10,13 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-import numpy as np
-import torch
-
-from kvgraft import Cache, Chunk, Leading, PlaneSpec, Reach, TokenKey, Trailing
+from kvgraft import Cache, Chunk, Leading, Reach, TokenKey, Trailing
 from kvgraft.config import StorageSettings, parse_config
 from kvgraft.errors import BudgetError, ConfigError, PluginError
 from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.parts import EventStream
 from kvgraft.requests.pins import Pin
 from kvgraft.requests.request import Request
-from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Tier
 from kvgraft_observe.events import Residency
 from kvgraft_storage.tier import Prefetch, StorageTier
@@ -122,8 +118,6 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
         "transfer_timeout_s": 1e-3,
         "guard": "on",
     }
-    if random.random() < 0.2 and any(name in names for name in ("mamba",)):
-        settings["states_inside_chunks"] = True
     if random.random() < 0.3:
         settings["tenants"] = {
             "first": {"namespaces": ["a"], "guarantee": 0.34, "limit": random.choice([0.7, 1.0])},
@@ -244,9 +238,7 @@ class Busy:
         if random.random() < 0.2:
             options["priority"] = random.randint(-2, 2)
         if random.random() < 0.2:
-            options["ttl_requests"] = random.randint(0, 5)
-        if random.random() < 0.1:
-            options["ttl_s"] = random.choice([0.5, 3.0])
+            options["ttl_s"] = random.choice([0, 0.5, 3.0])
         if random.random() < 0.2:
             options["hint"] = random.choice(["continues", "turn-ended", "over"])
         if random.random() < 0.2:
@@ -319,42 +311,8 @@ class Busy:
     def compute(self, request: Request, n_tokens: int) -> None:
         end = request.computed + n_tokens
         self.server.read(request)
-        states = self.inner_states(request, n_tokens)
         self.server.write(request, end)
-        if states is None:
-            self.cache.computed(request, n_tokens)
-        else:
-            self.cache.computed(request, n_tokens, states=states)
-
-    def inner_states(self, request: Request, n_tokens: int) -> dict[str, Any] | None:
-        """States from inside a chunk, where the cache asks for some; now and then not all."""
-        if not self.cache.config.states_inside_chunks:
-            return None
-        asked = self.cache.state_boundaries(request, n_tokens)
-        if not asked:
-            return None
-        asked = [at for at in asked if self.random.random() < 0.9]
-        found: dict[str, Any] = {}
-        data = bytes(request.key.data)
-        for component, each in zip(self.cache.tree.components, self.cache.mounted):
-            device = each.component.device
-            if component.is_state:
-                found[each.name] = {
-                    at: [
-                        self.state(component, spec, lanes.dtype, data[: at * 4])
-                        for spec, lanes in zip(device.specs, device.lanes)
-                    ]
-                    for at in asked
-                }
-        return found
-
-    def state(
-        self, component: TreeComponent, spec: PlaneSpec, lane: torch.dtype, data: bytes
-    ) -> torch.Tensor:
-        """One plane of a state, stamped as the server would."""
-        stamp = int(self.server._stamps(component, (spec.layer, spec.name), [(data, 0)])[0])
-        n_lanes = int(np.prod(spec.shape)) * spec.dtype.itemsize // lane.itemsize
-        return torch.full((n_lanes,), stamp, dtype=lane).view(spec.dtype).reshape(spec.shape)
+        self.cache.computed(request, n_tokens)
 
     def note(self, request: Request) -> None:
         """Tokens that a step gave slots to are computed, before any other call."""
@@ -372,7 +330,7 @@ class Busy:
             for each in self.ready()
             if each.computed >= each.prompt and each.key.n_tokens < 18 * self.page
         ]
-        if not decoding or self.cache.config.states_inside_chunks:
+        if not decoding:
             return
         chosen = self.random.sample(decoding, self.random.randint(1, len(decoding)))
         chosen = [each for each in chosen if self.ends_where_computed(each)][:12]
@@ -412,7 +370,7 @@ class Busy:
         if self.random.random() < 0.3:
             options["hint"] = self.random.choice(["continues", "turn-ended", "over"])
         if self.random.random() < 0.2:
-            options["ttl_requests"] = self.random.randint(0, 4)
+            options["ttl_s"] = self.random.choice([0, 0.5])
         self.running.remove(request)
         self.cache.finish(request, **options)
         self.keys.append(request.key)

@@ -12,7 +12,7 @@ from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.serving import Serving
-from kvgraft.tree import clearing, eviction, pinning
+from kvgraft.tree import eviction, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.lifetimes import Levels
@@ -43,7 +43,7 @@ def a_request_admitted_into_a_cleared_namespace(put: Patch) -> None:
     scene.cached(PROMPT)
     request = scene.begin(LONGER)
     scene.cache.clear()
-    put.into(scene.cache.serving, _may_share=lambda self, request: True)
+    put.into(scene.cache, _may_share=lambda self, request: True)
     scene.cache.admit(request)
 
 
@@ -52,7 +52,7 @@ def clearing_that_keeps_data_nobody_holds(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     scene.settle()
-    put.setattr(clearing, "_drop", _nothing)
+    put.setattr(eviction, "_drop", _nothing)
     scene.cache.clear()
 
 

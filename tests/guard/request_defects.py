@@ -8,14 +8,12 @@ from typing import Any
 
 from kvgraft import Cache, Direction, LeaseError, TokenKey, TransferError, WritePolicy
 from kvgraft.admission import Decision, Outcome, promises
-from kvgraft.admission.demand import default_demand
+from kvgraft.admission.decision import default_demand
 from kvgraft.admission.promises import Budget
-from kvgraft.requests.account import Account
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.page_slots import PageSlots
-from kvgraft.requests.parts import Part
+from kvgraft.requests.parts import Account, Part
 from kvgraft.requests.request import Request
-from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.slots import PageSlots, StateSlots
 from kvgraft.requests.stepping import Batch, Stepper
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, matching, operations, pinning
@@ -71,7 +69,7 @@ def a_match_that_adds_nodes(put: Patch) -> None:
 @breaks("M2")
 def a_match_that_leaves_nothing_to_compute(put: Patch) -> None:
     scene = Scene()
-    put.into(scene.cache.serving, _limit=lambda self, request: request.prompt // PAGE)
+    put.into(scene.cache, _limit=lambda self, request: request.prompt // PAGE)
     scene.cached(PROMPT)
     scene.begin(PROMPT)
 
@@ -134,7 +132,7 @@ def a_namespace_in_the_tree_of_another(put: Patch) -> None:
 @breaks("T11")
 def a_key_of_two_running_requests(put: Patch) -> None:
     scene = Scene()
-    put.into(scene.cache.serving, _expect_free=lambda self, key, call: None)
+    put.into(scene.cache, _expect_free=lambda self, key, call: None)
     key = TokenKey(PROMPT[:8])
     requests = [scene.cache.begin(key) for _ in range(2)]
     with suppress(LeaseError):

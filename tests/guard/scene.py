@@ -25,10 +25,11 @@ from kvgraft import (
 from kvgraft.config import GuardMode
 from kvgraft.packages.registry import Plugin, load_plugin, select
 from kvgraft.requests.request import Request
-from kvgraft.transfers import PlaneCopy, SteppedTransferEngine, pair_planes
+from kvgraft.transfers import PlaneCopy, pair_planes
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.types import LockQuery, TransferQuery
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..registry.switchable import Package
 from ..serving.components import PagedPackage, StatePackage

@@ -10,14 +10,12 @@ from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.account import Account
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.offers import Offers
-from kvgraft.requests.page_slots import PageSlots
-from kvgraft.requests.parts import Part
-from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.parts import Account, Part
+from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.requests.slots import PageSlots
 from kvgraft.tree import explaining, inserting, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
@@ -189,7 +187,7 @@ def a_point_whose_pages_go_first(put: Patch) -> None:
         return [run.cut(run.first, run.end, is_left=True) for run in runs]
 
     scene = Scene()
-    put.into(scene.cache.offers, _classed=all_left)
+    put.into(scene.cache.publisher.offers, _classed=all_left)
     scene.computed(PROMPT, reserve=8)
 
 
@@ -202,14 +200,14 @@ def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
         return []
 
     scene = Scene(state=True)
-    put.into(scene.cache.offers, _classed=none)
+    put.into(scene.cache.publisher.offers, _classed=none)
     scene.computed(LONGER, reserve=8)
 
 
 @breaks("I10", "window")
 def pages_that_are_kept_where_no_state_is(put: Patch) -> None:
     scene = Scene(state=True)
-    put.into(scene.cache.offers, _classed=lambda self, request, part, runs: runs)
+    put.into(scene.cache.publisher.offers, _classed=lambda self, request, part, runs: runs)
     scene.computed(PROMPT)
 
 

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from kvgraft import ContractViolation
-from kvgraft.rules import RULES
 from kvgraft_guard import GUARDED
+from kvgraft_testing.rules import RULES
 
 from ..commands import ROOT
 from . import (
@@ -72,8 +72,11 @@ def test_guarded_rules_are_rules_of_the_contract_and_each_is_raised() -> None:
 
 
 def test_every_rule_that_the_guard_raises_is_listed() -> None:
+    """But for those that `check_integrity` alone recomputes."""
     raised = set()
     for path in (ROOT / "plugins" / "guard" / "src" / "kvgraft_guard").glob("*.py"):
+        if path.name == "integrity.py":
+            continue
         text = path.read_text(encoding="utf-8")
         raised |= set(re.findall(RAISED, text))
     assert raised <= GUARDED.keys()

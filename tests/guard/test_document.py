@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from kvgraft.config import CacheConfig
-from kvgraft.rules import RULES
 from kvgraft_guard import GUARDED
+from kvgraft_testing.rules import RULES
 
 from ..commands import ROOT
 

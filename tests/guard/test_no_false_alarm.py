@@ -22,7 +22,7 @@ from kvgraft import (
 )
 from kvgraft.admission.decision import Outcome
 from kvgraft.config import GuardMode
-from kvgraft.requests.clean_reserve import CleanReserve
+from kvgraft.requests.backup import CleanReserve
 from kvgraft.requests.parts import Due
 from kvgraft.types import Direction
 from kvgraft_guard.watching import Guard
@@ -237,34 +237,6 @@ def test_a_chunk_below_a_page_has_its_slack_in_the_page_it_began() -> None:
         cache.finish(request)
 
 
-def test_a_state_from_inside_a_chunk_takes_the_slot_of_one_that_is_backed_up() -> None:
-    with opened(
-        "full",
-        "mamba",
-        states=3,
-        device_tokens=256,
-        host_tokens=256,
-        write_policy="write-back",
-        states_inside_chunks=True,
-    ) as cache:
-        for first in range(0, 3000, 1000):
-            request = cache.begin(TokenKey(range(first, first + 30)))
-            assert cache.admit(request).admitted
-            assert cache.next_chunk(request) == 30
-            asked = cache.state_boundaries(request, 30)
-            assert asked
-            assert cache.allocate(request, 30)
-            cache.computed(request, 30, states={"mamba": dict.fromkeys(asked, state_of(cache))})
-            cache.finish(request)
-        assert cache.journal.counters[Direction.BACKUP].slots["mamba"]
-
-
-def state_of(cache: Cache) -> list[torch.Tensor]:
-    """Planes of one state."""
-    pool = next(each.component.device for each in cache.mounted if each.name == "mamba")
-    return [torch.zeros(spec.shape, dtype=spec.dtype) for spec in pool.specs]
-
-
 def test_a_backup_may_wait_where_the_one_above_pinned_the_last_slot() -> None:
     with opened("swa", window_tokens=20, device_tokens=20, host_tokens=96) as cache:
         server = Server(cache)
@@ -338,7 +310,7 @@ def test_numbers_of_other_libraries_do_not_overflow_in_the_guard() -> None:
     scene = Scene()
     request = scene.admitted(PROMPT)
     assert scene.cache.next_chunk(request, np.uint8(3)) == 3
-    assert scene.cache.next_chunk(request, Three()) == 3  # type: ignore[arg-type]
+    assert scene.cache.next_chunk(request, Three()) == 3
     assert scene.cache.allocate(request, np.uint8(3))
     scene.cache.computed(request, np.uint8(3))
     assert request.computed == 3

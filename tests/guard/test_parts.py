@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache, CacheConfig, TokenKey
+from kvgraft.assembly import PartsFactory
 from kvgraft.config import GuardMode
-from kvgraft.parts_factory import PartsFactory
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.transfers import Journal, TransferEngine

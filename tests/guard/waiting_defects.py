@@ -48,7 +48,7 @@ def a_wait_that_is_not_counted(put: Patch) -> None:
         return decision
 
     scene = Scene(plain=True)
-    put.into(scene.cache.serving, _put_off=for_ever)
+    put.into(scene.cache, _put_off=for_ever)
     waits(scene)
 
 
@@ -104,7 +104,7 @@ def a_request_that_was_put_off_and_keeps_its_match(put: Patch) -> None:
         return decision
 
     scene = Scene(plain=True)
-    put.into(scene.cache.serving, _put_off=forgetful)
+    put.into(scene.cache, _put_off=forgetful)
     waits(scene, times=2)
 
 

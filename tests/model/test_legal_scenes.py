@@ -80,7 +80,7 @@ def test_pages_given_back_for_want_of_room_are_no_sign_that_the_grid_was_met() -
     """The boundary for repetitions lies on the grid; nothing is published at it yet."""
     state = machine_for(SETUPS["broad+near+far"])()
     state.open(
-        policy=WritePolicy.WRITE_THROUGH, page_size=1, device=16, host=9, load=None, cut_tokens=None
+        policy=WritePolicy.WRITE_THROUGH, page_size=1, device=16, host=9, load=None, cut_tokens=0
     )
     state.begin_marked(along=1, chunk=None, length=4, mark=0, stem=(1, 1, 1, 1))
     state.load_back(index=0)
@@ -134,7 +134,7 @@ def test_data_in_the_tree_behind_the_last_boundary_may_count_as_used_when_its_re
         policy=WritePolicy.WRITE_THROUGH_SELECTIVE,
         load=LOAD,
         page_size=2,
-        cut_tokens=None,
+        cut_tokens=0,
     )
     begin((1, 10, 10, 10, 10, 10, 10), None, 0, None)
     begin((1, 10, 10, 10, 10, 10, 10), None, 0, None)
@@ -187,7 +187,7 @@ def test_a_state_that_one_call_shares_and_evicts_with_its_window_is_gone() -> No
         device=9,
         host=14,
         load=None,
-        cut_tokens=None,
+        cut_tokens=0,
     )
     stem = (1, 1, 2, 1, 2, 1, 1, 1, 2, 2, 1)
     state.serve(chunk=None, length=11, on=False, output=(1, 1), stem=stem, tail=(2, 1, 2, 1))

@@ -6,7 +6,7 @@ import pytest
 
 from kvgraft import Everything, Reach, Trailing
 from kvgraft.errors import ContractViolation
-from kvgraft.requests.page_slots import PageSlots
+from kvgraft.requests.slots import PageSlots
 from kvgraft.tree import inserting
 from kvgraft_testing.machine import Sizes, paged_plugin, setup_for
 from kvgraft_testing.machine.harness import Harness

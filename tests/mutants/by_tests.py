@@ -30,7 +30,6 @@ TESTS = (
     "tests/admission",
     "tests/model/test_mutation_sanity.py",
     "tests/test_engine_side.py",
-    "tests/test_states_inside_chunks.py",
     "tests/test_misuse.py",
     "tests/test_cuts.py",
     "tests/resuming",

@@ -13,9 +13,8 @@ import pytest
 
 from kvgraft import Span, TokenKey, reach
 from kvgraft.admission import promises
-from kvgraft.admission.demand import default_demand
-from kvgraft.requests.page_slots import PageSlots
-from kvgraft.requests.state_slots import StateSlots
+from kvgraft.admission.decision import default_demand
+from kvgraft.requests.slots import PageSlots, StateSlots
 from kvgraft.transfers import Journal, Ticket
 from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.node import Node

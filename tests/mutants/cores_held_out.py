@@ -17,17 +17,13 @@ import pytest
 
 from kvgraft.admission.promises import Budget, _own_slots
 from kvgraft.admission.waiting import WaitingQueue
-from kvgraft.requests.account import Account
-from kvgraft.requests.backup import Backups, _with_gaps_above
-from kvgraft.requests.clean_reserve import CleanReserve
+from kvgraft.requests.backup import Backups, CleanReserve, _with_gaps_above
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.leases import Leases
-from kvgraft.requests.load_back import LoadBacks
-from kvgraft.requests.page_slots import PageSlots
-from kvgraft.requests.parts import StatePart
+from kvgraft.requests.leases import Leases, LoadBacks
+from kvgraft.requests.parts import Account, StatePart
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
-from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.slots import PageSlots, StateSlots
 from kvgraft.serving import Serving
 from kvgraft.transfers import journal
 from kvgraft.transfers.journal import Journal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvgraft.pools import resizing
+from kvgraft.pools import allocator
 from kvgraft.tree import ledger
 from kvgraft_arena import extents, holders, moving
 
@@ -49,7 +49,7 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
     ),
     "the_allocator_gives_a_closed_slot": (
         ("K7", "T9", "T8"),
-        edited(resizing.ResizableAllocator.close, "if n_stacked:", "if False:"),
+        edited(allocator.ResizableAllocator.close, "if n_stacked:", "if False:"),
     ),
     "pinned_pages_stay_behind": (
         ("K7",),

@@ -9,8 +9,8 @@ from kvgraft.cache import Cache
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.pins import Pin, Pins
 from kvgraft.requests.request import Request
-from kvgraft.tree import clearing, pinning
-from kvgraft.tree.clearing import Sweeper
+from kvgraft.tree import eviction, pinning
+from kvgraft.tree.eviction import Sweeper
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft_observe.events import Recorder
@@ -49,7 +49,7 @@ def clearing_takes_held_data(patch: Patch) -> None:
                 tree.drop_host(node, component, "cleared")
         tree.remove_dead(node)
 
-    patch.setattr(clearing, "_drop", drop)
+    patch.setattr(eviction, "_drop", drop)
 
 
 @mutant("everything", "T3")

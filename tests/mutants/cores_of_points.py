@@ -6,11 +6,9 @@ from collections.abc import Collection
 from typing import Any
 
 from kvgraft.admission import promises
-from kvgraft.admission.demand import default_demand
-from kvgraft.requests.account import Account
-from kvgraft.requests.offers import Offers
-from kvgraft.requests.parts import Part
-from kvgraft.requests.publishing import Publisher
+from kvgraft.admission.decision import default_demand
+from kvgraft.requests.parts import Account, Part
+from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree import inserting, pinning

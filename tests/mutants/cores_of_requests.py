@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgraft.admission import promises
-from kvgraft.admission.decision import Decision, Outcome
-from kvgraft.admission.demand import default_demand
-from kvgraft.requests.account import Account
+from kvgraft.admission.decision import Decision, Outcome, default_demand
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.parts import Part
-from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.parts import Account, Part
+from kvgraft.requests.slots import StateSlots
 from kvgraft.serving import Serving
 from kvgraft.tree import eviction, explaining, inserting, matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
@@ -126,7 +124,7 @@ def an_explanation_forgets_the_host(patch: Patch) -> None:
         found = explain(tree, key, limit)
         return found._replace(anchor=found.device_anchor)
 
-    patch.setattr("kvgraft.cache.explain", shallow)
+    patch.setattr(explaining, "explain", shallow)
 
 
 @mutant("state", "R8", "M1")

@@ -193,7 +193,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a load-back makes room for its pages in the state's pool": BadCore(
         ("R3",),
-        "requests/load_back.py",
+        "requests/leases.py",
         "sum(component.n_slots(node) for node in nodes)",
         "sum(node.end - node.start for node in nodes)",
     ),
@@ -219,7 +219,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a page inside the window is given back": BadCore(
         ("L6", "I3"),
-        "requests/page_slots.py",
+        "requests/slots.py",
         "kept, behind = self._behind(part, page)",
         "kept, behind = self._behind(part, page + 1)",
     ),
@@ -230,17 +230,17 @@ GUARDED_CORES: dict[str, BadCore] = {
         "page = max(page, self.states.offered_page(request, part))",
     ),
     "a finished request keeps the state it followed the decode with": BadCore(
-        ("I7", "I6"), "requests/state_slots.py", "elif part.tracked is not None:", "elif False:"
+        ("I7", "I6"), "requests/slots.py", "elif part.tracked is not None:", "elif False:"
     ),
     "a request begins with an empty state": BadCore(
-        ("M8",), "requests/state_slots.py", "self.copy(part.component, source, part.live)", "pass"
+        ("M8",), "requests/slots.py", "self.copy(part.component, source, part.live)", "pass"
     ),
     "a captured state is never written": BadCore(
-        ("I7", "M8"), "requests/state_slots.py", "self.copy(component, part.live, slot)", "pass"
+        ("I7", "M8"), "requests/slots.py", "self.copy(component, part.live, slot)", "pass"
     ),
     "a state due is kept as the decode's": BadCore(
         ("I6", "I7", "A6"),
-        "requests/state_slots.py",
+        "requests/slots.py",
         "part.due, part.due_as = page, due_as",
         "part.due, part.due_as = page, Due.DECODED",
     ),
@@ -265,13 +265,13 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a point is kept for states only": BadCore(
         ("I10", "I9"),
-        "requests/offers.py",
+        "requests/publishing.py",
         "kept, behind = divided(runs, worth)",
         "kept, behind = [], runs",
     ),
     "a point keeps its pages and no state": BadCore(
         ("I10", "I7", "I11"),
-        "requests/state_slots.py",
+        "requests/slots.py",
         "                part.captured[page] = slot\n        # Last",
         "                component.device.give_private(slot)\n"
         "                part.account.held -= 1\n        # Last",
@@ -285,7 +285,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "points are counted twice in the demand": BadCore(
         ("I12", "A10"),
-        "admission/demand.py",
+        "admission/decision.py",
         "query.checkpoints + decodes,",
         "2 * query.checkpoints + decodes,",
     ),
@@ -313,19 +313,19 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "the clean reserve is not copied": BadCore(
         ("E4",),
-        "requests/clean_reserve.py",
+        "requests/backup.py",
         "operation = operations.begin_backup(tree, node, unbacked)",
         "operation = None",
     ),
     "the clean reserve has no bound": BadCore(
         ("B6",),
-        "requests/clean_reserve.py",
+        "requests/backup.py",
         "lacking = wanted - component.device.free - component.clean.n_slots",
         "lacking = wanted",
     ),
     "the clean reserve takes all but the next": BadCore(
         ("T7",),
-        "requests/clean_reserve.py",
+        "requests/backup.py",
         "while (node := component.take_in_order()) is not None:",
         "while component.take_in_order() and (node := component.take_in_order()) is not None:",
     ),
@@ -370,32 +370,32 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "slots handed over are promised again": BadCore(
         ("I12", "A1", "A12"),
-        "requests/account.py",
+        "requests/parts.py",
         "target = self.peak - self.held + n\n",
         "target = self.peak - self.held + 2 * n\n",
     ),
     # -- admission
     "a demand has no slack": BadCore(
         ("A1",),
-        "admission/demand.py",
+        "admission/decision.py",
         "total = component.stored_between(held, last + SLACK_PAGES)",
         "total = component.stored_between(held, last)",
     ),
     "a window's demand leaves out the pages it holds": BadCore(
         ("A1", "A4", "A7"),
-        "admission/demand.py",
+        "admission/decision.py",
         "peak = min(total, reach + chunk + 1)",
         "peak = min(total, chunk + 1)",
     ),
     "a demand leaves out the host hits": BadCore(
         ("A3", "A1"),
-        "admission/demand.py",
+        "admission/decision.py",
         "(now * per_page + host_slots,",
         "(now * per_page,",
     ),
     "a demand leaves out the states to capture": BadCore(
         ("A10", "A1"),
-        "admission/demand.py",
+        "admission/decision.py",
         "query.checkpoints + decodes,",
         "decodes,",
     ),
@@ -407,13 +407,13 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a window is promised slots for the rest of the request": BadCore(
         ("A1", "A4"),
-        "requests/account.py",
+        "requests/parts.py",
         "target = min(target, self.remaining)",
         "target = max(target, self.remaining)",
     ),
     "a load-back's slots stay promised": BadCore(
         ("A11", "A12", "A1"),
-        "requests/account.py",
+        "requests/parts.py",
         "self.ledger.promised -= self.load\n",
         "pass\n",
     ),
@@ -451,7 +451,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "rows of a backup are crossed": BadCore(
         ("B3",),
-        "pools/copies.py",
+        "pools/component.py",
         "lanes, partner, device_rows, host_rows)",
         "lanes, partner, device_rows, host_rows.flip(0))",
     ),

@@ -106,8 +106,9 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _by_the_guard(error: BaseException) -> bool:
     """Whether the guard raised it, or the recomputation of the books that it asked for."""
     frames = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
-    guard = [at for at, path in enumerate(frames) if path.parent == GUARD]
-    checks = [at for at, path in enumerate(frames) if path == CORE / "tree" / "integrity.py"]
+    books = GUARD / "integrity.py"
+    guard = [at for at, path in enumerate(frames) if path.parent == GUARD and path != books]
+    checks = [at for at, path in enumerate(frames) if path == books]
     if not guard:
         return False
     asked = any(

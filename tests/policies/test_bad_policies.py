@@ -10,15 +10,17 @@ from typing import Any, ClassVar
 
 import pytest
 
-from kvgraft.entry_points import Published
 from kvgraft.errors import ConfigError, ContractViolation
-from kvgraft.packages import policies as packages
+from kvgraft.optional import Published
+from kvgraft.packages import registry as packages
 from kvgraft.policies import Hint, Order, Pool, Use
 from kvgraft.policies.density import Density
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import class_of
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft_testing.policies import check_policy
+
+from .publishing import publish
 
 Entry = tuple[int, Any]
 
@@ -368,7 +370,7 @@ def test_a_policy_of_another_name_than_its_entry_point_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     point = Published("mine", "kvgraft-mine", "1", ("kvgraft-mine",), lambda: LeastRecentlyUsed)
-    monkeypatch.setattr(packages, "published", lambda group: [point])
+    publish(monkeypatch, point)
     with pytest.raises(ConfigError) as refused:
         packages.load_policy("mine")
     assert str(refused.value) == (

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache, ContractViolation, LeaseError, TokenKey
-from kvgraft.entry_points import Published
-from kvgraft.packages import policies
+from kvgraft.optional import Published
 from kvgraft.policies import Hint, Pool, Use
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import class_of
@@ -18,6 +17,7 @@ from kvgraft_storage.tier.fetching import Phase
 
 from ..serving.setups import installed
 from ..storage_tier.shelf import AT_ONCE, open_cache, step_by_step, stocked, tier_of, until
+from .publishing import publish
 
 
 def mine(policy: type[LeastRecentlyUsed]) -> Published:
@@ -31,7 +31,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cache]:
     """Opens a cache of 16 pages with a policy."""
 
     def open_with(policy: type[LeastRecentlyUsed], **options: Any) -> Cache:
-        monkeypatch.setattr(policies, "published", lambda group: [mine(policy)])
+        publish(monkeypatch, mine(policy))
         given = {"device_tokens": 256, "page_size": 16, "policy": "mine", **options}
         return Cache.open(["full"], **given)
 
@@ -93,7 +93,7 @@ def test_a_restart_is_a_use_of_the_request_that_restarts_and_counted_once(
 def test_data_that_arrives_at_begin_does_not_change_the_class_of_the_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(policies, "published", lambda group: [mine(Classifying)])
+    publish(monkeypatch, mine(Classifying))
     prompt = list(range(100, 133))
     shelf = stocked(installed("full"), prompt, synchronous=True)
     cache = open_cache(
@@ -256,7 +256,7 @@ def test_an_order_that_drops_candidates_with_what_left_the_tree_is_refused(
         def order(self, pool: Pool) -> RecencyQueue:
             return Forgetting()
 
-    monkeypatch.setattr(policies, "published", lambda group: [mine(Bad)])
+    publish(monkeypatch, mine(Bad))
 
     def serve(cache: Cache) -> None:
         for number in range(800):

@@ -7,12 +7,13 @@ import random
 import pytest
 
 from kvgraft import Cache, ConfigError, TokenKey
-from kvgraft.entry_points import Published
-from kvgraft.packages import policies
-from kvgraft.packages.policies import BUILT_IN, load_policy
+from kvgraft.optional import Published
+from kvgraft.packages.registry import BUILT_IN, load_policy
 from kvgraft.policies import Hint
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft_testing.policies import check_policy
+
+from .publishing import publish
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -84,7 +85,7 @@ def test_a_policy_of_an_installed_package_is_found(monkeypatch: pytest.MonkeyPat
     entry = Published("mine", "mine-dist", "1.0", ("mine-dist",), lambda: Mine)
     twice = entry._replace(name="twice", owners=("one", "two"))
     broken = entry._replace(name="broken", load=lambda: object)
-    monkeypatch.setattr(policies, "published", lambda group: [entry, twice, broken])
+    publish(monkeypatch, entry, twice, broken)
     assert isinstance(load_policy("mine"), Mine)
     with pytest.raises(ConfigError, match="published by one and two; uninstall all but one"):
         load_policy("twice")

@@ -12,7 +12,7 @@ import torch
 from kvgraft import Cache, ConfigError, TokenKey
 from kvgraft.config import parse_config
 from kvgraft.pools import SlotAllocator
-from kvgraft.pools.available import host_available_nbytes
+from kvgraft.pools.plan import host_available_nbytes
 from kvgraft_storage import open_storage
 
 GEOMETRY = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 64}

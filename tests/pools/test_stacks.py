@@ -12,8 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvgraft import Tier
 from kvgraft.pools import DevicePool, PlaneSpec, slot_index
+from kvgraft.pools.device import PLANE_ALIGNMENT, copy_rows, stack_lanes
 from kvgraft.pools.plan import PoolPlan
-from kvgraft.pools.stacks import PLANE_ALIGNMENT, copy_rows, stack_lanes
 
 from ..gpu import accelerator
 

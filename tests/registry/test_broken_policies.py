@@ -10,7 +10,7 @@ from .distributions import Shelf
 
 LOAD = """
 from kvgraft.errors import ConfigError
-from kvgraft.packages.policies import load_policy
+from kvgraft.packages.registry import load_policy
 try:
     load_policy("thrown")
 except ConfigError as error:

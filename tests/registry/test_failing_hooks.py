@@ -29,7 +29,7 @@ from kvgraft import (
     WritePolicy,
 )
 from kvgraft.requests.request import Request, Stage
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from .switchable import Package
 

@@ -11,7 +11,7 @@ from kvgraft import hookspecs
 from kvgraft.packages import dispatch
 from kvgraft.packages.dispatch import LockHooks, Mounted, TransferHooks
 from kvgraft.pools import Component
-from kvgraft.pools.copies import PlaneCopy
+from kvgraft.pools.component import PlaneCopy
 
 BOUND = {
     "finalize_match_result": (Mounted, "finalize_match_result"),

@@ -16,7 +16,7 @@ from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
-from kvgraft.tree.segments import default_segment
+from kvgraft.tree.pinning import default_segment
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvgraft.transfers import Fence, PlaneCopy, SteppedTransferEngine, Ticket
+from kvgraft.transfers import Fence, PlaneCopy, Ticket
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 __all__ = ["PromptEngine"]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvgraft.assembly import parts_of
+from kvgraft.assembly import Part, PartsFactory, parts_of
 from kvgraft.config import CacheConfig, GuardMode
-from kvgraft.parts_factory import Part, PartsFactory
 from kvgraft_guard import GuardedPartsFactory
 
 __all__ = ["clocked_parts", "given_parts", "override", "own_parts"]
@@ -40,8 +39,9 @@ class OwnParts(PartsFactory):
         guarded, own = super().kind(plain), _own(plain)
         return own if guarded is plain else type(plain.__name__, (guarded, own), {})
 
-    def operations(self, plain: type[Any]) -> type[Any]:
-        return super().operations(_own(plain))
+    def ready(self, cache: Any) -> Any:
+        cache.__class__ = _own(type(cache))
+        return super().ready(cache)
 
 
 class GuardedOwnParts(OwnParts, GuardedPartsFactory):

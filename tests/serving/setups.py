@@ -18,11 +18,10 @@ from kvgraft import (
     Trailing,
     WritePolicy,
 )
-from kvgraft.assembly import parts_of
+from kvgraft.assembly import PartsFactory, parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import StorageSettings
 from kvgraft.packages.registry import Plugin, load_plugin, select
-from kvgraft.parts_factory import PartsFactory
 from kvgraft.transfers import TransferEngine
 
 from .components import PagedPackage, StatePackage

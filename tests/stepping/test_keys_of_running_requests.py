@@ -178,7 +178,7 @@ def test_a_fork_asks_for_admission_as_any_other() -> None:
 
 def test_a_fork_is_treated_as_its_request_is() -> None:
     with opened() as cache:
-        request = cache.begin(TokenKey(range(9)), chunk=4, hint="over", priority=3, ttl_requests=5)
+        request = cache.begin(TokenKey(range(9)), chunk=4, hint="over", priority=3, ttl_s=5)
         assert cache.admit(request).admitted
         fork = cache.fork(request)
         for name in ("chunk", "hint", "wanted", "total", "namespace"):

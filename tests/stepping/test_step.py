@@ -21,11 +21,9 @@ class Counting(Cache):
     def __enter__(self) -> Counting:
         return self
 
-    def computed(
-        self, request: Request, n_tokens: int, fence: Fence | None = None, states: Any = None
-    ) -> None:
+    def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> None:
         self.n_alone += 1
-        super().computed(request, n_tokens, fence, states)
+        super().computed(request, n_tokens, fence)
 
 
 def opened(**settings: Any) -> Counting:

@@ -29,7 +29,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "copied": {"payload": True, "decode_interval_tokens": 1},
     "kept at intervals": {"payload": True, "decode_interval_tokens": 8},
     "with HOST": {"payload": False, "host_tokens": 160},
-    "inside chunks": {"payload": False, "states_inside_chunks": True},
     "written through": {"payload": False, "host_tokens": 96, "write_policy": "write-through"},
     "guarded": {"payload": False, "guard": "on"},
     "guarded now and then": {"payload": False, "guard": "sampled", "guard_sample": 0.2},

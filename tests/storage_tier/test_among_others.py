@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvgraft import ConfigError, Reach, TokenKey, Trailing
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving.components import PagedPackage
 from ..serving.server import Server

@@ -11,12 +11,13 @@ import pytest
 
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.transfers import SteppedTransferEngine
 from kvgraft.tree import matching
-from kvgraft.tree.integrity import SlotOwner, check_integrity
+from kvgraft.tree.ledger import SlotOwner
 from kvgraft.tree.node import Node
+from kvgraft_guard.integrity import check_integrity
 from kvgraft_storage.tier.arriving import Arrival, arrive
 from kvgraft_storage.tier.inventory import backed_on_host
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed

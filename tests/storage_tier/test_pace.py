@@ -80,9 +80,7 @@ def test_prefetches_that_wait_behind_a_slow_store_all_come(monkeypatch: pytest.M
     slow.stored.update(stocked(FULL, *prompts).stored)
     given = settings(deadline_s=2.0)
     cache = FULL.open(storage=given, **LARGE)
-    cache.storage = cache.serving.storage = StorageTier(
-        cache.tree, cache.mounted, cache.evictor, given, clock
-    )
+    cache.storage = cache.tier = StorageTier(cache.tree, cache.mounted, cache.evictor, given, clock)
     tier = cache.storage
     tier.attach(slow)
     slow.gate.clear()

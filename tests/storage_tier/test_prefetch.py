@@ -36,7 +36,7 @@ def serving(setup: Setup, shelf: Shelf, **given: object) -> Iterator[Server]:
 
 def finish(server: Server, request: object) -> None:
     cache = server.cache
-    assert cache.admit(request).admitted  # type: ignore[arg-type]
+    assert cache.admit(request).admitted
     server.load_back(request)  # type: ignore[arg-type]
     server.prefill(request)  # type: ignore[arg-type]
     cache.finish(request)  # type: ignore[arg-type]

@@ -310,7 +310,7 @@ def traffic_over(
     """Traffic on a cache over a store; the tier goes by the test's clock."""
     cache = setup.open(storage=settings, **options)  # type: ignore[arg-type]
     clock = Clock()
-    cache.storage = cache.serving.storage = StorageTier(
+    cache.storage = cache.tier = StorageTier(
         cache.tree, cache.mounted, cache.evictor, settings, clock
     )
     store = backend(clock)

@@ -11,8 +11,8 @@ from kvgraft.assembly import parts_of
 from kvgraft.config import WritePolicy, parse_config
 from kvgraft.errors import BudgetError, TransferError
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.transfers.stepped import SteppedTransferEngine
 from kvgraft.types import Tier
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 __all__ = ["OPTIONS", "PAGE", "LostError", "Player", "held", "rights"]
 

@@ -24,7 +24,7 @@ from kvgraft import (
 )
 from kvgraft.packages.registry import select
 from kvgraft.pools.allocator import SlotAllocator
-from kvgraft.pools.copies import run_copy
+from kvgraft.pools.component import run_copy
 from kvgraft.transfers import PlaneCopy, pair_planes
 from kvgraft_testing import CLAUSES, Status
 from kvgraft_testing.checking import Checker

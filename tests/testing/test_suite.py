@@ -17,10 +17,10 @@ from hypothesis import settings
 
 from kvgraft import API_VERSION, ComponentMatch, ConfigError, Demand, Span
 from kvgraft.packages.registry import load_plugin, select
-from kvgraft.rules import RULES
 from kvgraft_testing import CLAUSES, ComponentContract, Status, check_component
 from kvgraft_testing.checking import Checker
 from kvgraft_testing.machine import Drive, machine_for, search, setup_for
+from kvgraft_testing.rules import RULES
 
 from ..cli.refusals import refused
 from ..commands import KVGRAFT, run, run_forked

@@ -9,7 +9,8 @@ import pytest
 
 from kvgraft import Direction, Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.transfers import CpuTransferEngine, SteppedTransferEngine
+from kvgraft.transfers import CpuTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS

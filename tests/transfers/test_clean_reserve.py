@@ -7,7 +7,7 @@ import pytest
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
 from kvgraft.config import GuardMode
-from kvgraft.requests.clean_reserve import RESERVE_SHARE, STEPS
+from kvgraft.requests.backup import RESERVE_SHARE, STEPS
 
 from ..serving.engines import PromptEngine
 from ..serving.server import Server

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from kvgraft import GuardMode, Tier, TokenKey, WritePolicy
-from kvgraft.assembly import parts_of
+from kvgraft.assembly import PartsFactory, parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig
-from kvgraft.parts_factory import PartsFactory
 from kvgraft_testing.machine.keeping import BY_NAMESPACE
 
 from ..serving.server import Server

@@ -23,12 +23,8 @@ from kvgraft import (
 )
 from kvgraft.cache import Cache
 from kvgraft.pools import Component
-from kvgraft.transfers import (
-    CpuTransferEngine,
-    PlaneCopy,
-    SteppedTransferEngine,
-    pair_planes,
-)
+from kvgraft.transfers import CpuTransferEngine, PlaneCopy, pair_planes
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving.components import PagedPackage
 from ..serving.engines import PromptEngine

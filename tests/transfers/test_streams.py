@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kvgraft import TransferError
-from kvgraft.devices.runtime import CopySizes, Event, Purpose
 from kvgraft.transfers import PlaneCopy
+from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
 from kvgraft_accelerator.streams import StreamTicket, StreamTransferEngine
 from kvgraft_testing.simulated import DeviceTensor, SimulatedDevice
 

@@ -10,7 +10,8 @@ import pytest
 from kvgraft import Direction, GuardMode, Tier, WritePolicy
 from kvgraft.cache import Cache
 from kvgraft.config import parse_config
-from kvgraft.transfers import CpuTransferEngine, SteppedTransferEngine, Ticket
+from kvgraft.transfers import CpuTransferEngine, Ticket
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving.engines import PromptEngine
 from ..serving.server import Server

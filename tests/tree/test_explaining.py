@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft import Cache, TokenKey
-from kvgraft.transfers import SteppedTransferEngine
 from kvgraft.tree import eviction, matching
 from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.tree import Tree
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 from .books import PAGE, back_up, insert, open_tree
 

@@ -11,9 +11,10 @@ import pytest
 
 from kvgraft import IntegrityError, Tier
 from kvgraft.tree import eviction, operations, pinning
-from kvgraft.tree.integrity import SlotOwner, check_integrity
+from kvgraft.tree.ledger import SlotOwner
 from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.tree.tree import Tree
+from kvgraft_guard.integrity import check_integrity
 
 from .books import grown, insert, open_tree, path
 

@@ -9,10 +9,10 @@ import pytest
 from kvgraft import LeaseError, TokenKey
 from kvgraft.tree import eviction, inserting, matching, operations, pinning
 from kvgraft.tree.inserting import Holding, Run
-from kvgraft.tree.integrity import check_integrity
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
+from kvgraft_guard.integrity import check_integrity
 
 from .books import PAGE, back_up, insert, open_tree, path
 

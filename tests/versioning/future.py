@@ -4,7 +4,6 @@ Module and values stand for a later core's `hookspecs` and `contract`:
 
 - `acquire_component_lock` gained the argument `tenant`
 - `describe_component` is new, with an inverse and required of components written for 1.2
-- `budget_contribution` is renamed to `weigh_request`; `commit_hicache_transfers` is deprecated
 - a hook's query gained a field
 - the capability `storage` is new
 """
@@ -22,8 +21,6 @@ from kvgraft import (
     Component,
     ComponentDeclaration,
     ComponentOptions,
-    Demand,
-    DemandQuery,
     DevicePool,
     Everything,
     Kind,
@@ -34,7 +31,7 @@ from kvgraft import (
     hookimpl,
     hookspecs,
 )
-from kvgraft.contract import CAPABILITIES, Contract, deprecated, since
+from kvgraft.contract import CAPABILITIES, Contract, since
 from kvgraft.hookspecs import hookspec
 from kvgraft.packages.registry import Plugin
 
@@ -61,24 +58,6 @@ def _forget_description(component: Component) -> None:
     """Undo it."""
 
 
-@hookspec(firstresult=True)
-@since("1.2")
-def _weigh_request(component: Component, query: DemandQuery) -> Demand | None:
-    """The successor of `budget_contribution`."""
-
-
-@hookspec(firstresult=True)
-@deprecated("1.2", removal="2.0", advice="rename it", renamed_to="weigh_request")
-def _budget_contribution(component: Component, query: DemandQuery) -> Demand | None:
-    """As before."""
-
-
-@hookspec(firstresult=True)
-@deprecated("1.2", removal="2.0", advice="do it in build_hicache_transfers")
-def _commit_hicache_transfers(component: Component, query: object) -> None:
-    """As before."""
-
-
 SPECS = SimpleNamespace(
     **{
         name: value
@@ -87,11 +66,8 @@ SPECS = SimpleNamespace(
     }
     | {
         "acquire_component_lock": _acquire_component_lock,
-        "budget_contribution": _budget_contribution,
-        "commit_hicache_transfers": _commit_hicache_transfers,
         "describe_component": _describe_component,
         "forget_description": _forget_description,
-        "weigh_request": _weigh_request,
         "REQUIRED": (*hookspecs.REQUIRED, "describe_component"),
         "INVERSES": (*hookspecs.INVERSES, ("describe_component", "forget_description")),
     }
@@ -149,10 +125,6 @@ class Newer:
     def forget_description(self, component: Component) -> None:
         """Nothing to undo."""
 
-    @hookimpl
-    def weigh_request(self, component: Component, query: DemandQuery) -> Demand | None:
-        return None
-
 
 def longer(query: Any) -> Any:
     """A hook's query, with a field that did not exist when the hook was written."""
@@ -178,8 +150,8 @@ def _asking_longer(hook: Callable[..., Any]) -> Callable[..., Any]:
 def as_called_by_1_1(plugin: Plugin) -> Plugin:
     """A plugin loaded for 1.2, with its hooks called as a core of 1.2 would.
 
-    The core under test makes the calls of 1.1, so this translates: a tenant is passed, the budget
-    is asked for under its new name, the queries are longer.
+    The core under test makes the calls of 1.1, so this translates: a tenant is passed, the queries
+    are longer.
     """
     hooks = dict(vars(with_longer_queries(plugin).implementation))
     acquire = hooks.pop("acquire_component_lock", None)
@@ -187,7 +159,4 @@ def as_called_by_1_1(plugin: Plugin) -> Plugin:
         hooks["acquire_component_lock"] = lambda component, query: acquire(
             component, query, "tenant 7"
         )
-    hooks.pop("budget_contribution", None)
-    if "weigh_request" in hooks:
-        hooks["budget_contribution"] = hooks["weigh_request"]
     return dataclasses.replace(plugin, implementation=SimpleNamespace(**hooks))

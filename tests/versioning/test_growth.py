@@ -6,7 +6,6 @@ The contract of `future.py` is loaded by the loader of this core.
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache, CacheConfig, ComponentDeclaration, PluginError, TokenKey, hookimpl
-from kvgraft.contract import ApiVersion, deprecated, since
+from kvgraft.contract import ApiVersion, since
 from kvgraft.packages.registry import CURRENT, Plugin, discover, load_plugin, select
 
 from .future import FUTURE, Newer, as_called_by_1_1, with_longer_queries
@@ -29,10 +28,8 @@ def frozen(name: str) -> Any:
 
 
 def load_frozen(name: str, package: object = None) -> Plugin:
-    """A frozen component, or a variant of one, as a core of 1.2 loads it, its warnings aside."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        return load_plugin(name, package or frozen(name), contract=FUTURE)
+    """A frozen component, or a variant of one, as a core of 1.2 loads it."""
+    return load_plugin(name, package or frozen(name), contract=FUTURE)
 
 
 def open_with(*plugins: Plugin, **settings: Any) -> Cache:
@@ -99,17 +96,6 @@ def test_an_older_hook_is_given_the_arguments_of_its_version_however_they_are_pa
 
 
 @pytest.mark.usefixtures("frozen_1_0")
-def test_a_deprecated_hook_is_reported_with_plugin_hook_version_and_advice() -> None:
-    with pytest.warns(DeprecationWarning, match="goes away in API") as caught:
-        load_plugin("frozen_pages", frozen("frozen_pages"), contract=FUTURE)
-    assert sorted(str(each.message) for each in caught) == [
-        "component 'frozen_pages': hook budget_contribution goes away in API 2.0; rename it",
-        "component 'frozen_pages': hook commit_hicache_transfers goes away in API 2.0; "
-        "do it in build_hicache_transfers",
-    ]
-
-
-@pytest.mark.usefixtures("frozen_1_0")
 def test_asked_for_one_of_another_major_version_the_refusal_names_it_once() -> None:
     next_major = dataclasses.replace(CURRENT, version=ApiVersion(2, 0))
     problems = {each.name: each.problem for each in discover(next_major)}
@@ -117,28 +103,6 @@ def test_asked_for_one_of_another_major_version_the_refusal_names_it_once() -> N
         "written for API 1.0, this core has API 2.0; "
         "install a kvgraft with API 1.0 or a matching component"
     )
-
-
-@pytest.mark.usefixtures("frozen_1_0")
-def test_where_warnings_are_errors_a_deprecated_hook_takes_no_other_package_down() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = {each.name: each.problem for each in discover(FUTURE)}
-    for name in ("frozen_pages", "hisparse"):
-        assert found.pop(name) == ("hook budget_contribution goes away in API 2.0; rename it")
-    assert set(found.values()) == {None}
-
-
-def test_a_component_that_implements_no_deprecated_hook_is_not_warned_about() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        load_plugin("newer", Newer(), contract=FUTURE)
-
-
-@pytest.mark.usefixtures("frozen_1_0")
-def test_a_renamed_hook_runs_under_its_new_name() -> None:
-    hooks = load_frozen("frozen_pages").implementation
-    assert hooks.weigh_request is frozen("frozen_pages").budget_contribution  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("frozen_1_0")
@@ -167,11 +131,6 @@ def declaring(**fields: Any) -> Any:
 
 @hookimpl
 def acquire_of_1_0(self: Newer, component: Any, query: Any) -> None:
-    del self, component, query
-
-
-@hookimpl
-def budget(self: Newer, component: Any, query: Any) -> None:
     del self, component, query
 
 
@@ -205,10 +164,6 @@ REFUSED = {
         {"forget_description": None},
         "describe_component is implemented without its inverse forget_description",
     ),
-    "both names of a renamed hook": (
-        {"budget_contribution": budget},
-        "implements budget_contribution and weigh_request; keep weigh_request",
-    ),
 }
 
 
@@ -239,20 +194,6 @@ def test_the_next_major_version_refuses_components_of_this_one() -> None:
 
 def test_a_component_of_1_0_sees_the_same_names_on_a_newer_core() -> None:
     assert breaks(recorded("1.0"), surface(FUTURE, "1.0")) == []
-
-
-def test_removal_is_announced_for_a_later_major_version() -> None:
-    for removal in ("1.2", "2.1", "1.0"):
-        with pytest.raises(ValueError, match="is no later major version"):
-            deprecated("1.2", removal=removal, advice="stop")
-
-
-def test_nothing_deprecated_outlives_its_removal() -> None:
-    for contract in (CURRENT, FUTURE):
-        for hook in contract.hooks.values():
-            if hook.deprecation is not None:
-                assert hook.deprecation.removal > contract.version, f"{hook.name} should be gone"
-                assert hook.deprecation.renamed_to in (None, *contract.hooks)
 
 
 def test_a_version_is_marked_on_arguments_that_exist() -> None:

@@ -1,30 +1,55 @@
-"""Putting a cache together: components mounted, pools built, books opened."""
+"""Putting a cache together: components mounted, pools built, books opened, parts made.
+
+A cache asks for its parts once, when it is built, and replaces nothing afterwards. The guard is a
+factory whose parts are those below with checks around them (`kvgraft_guard`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
 
 import torch
 
-from kvgraft.config import CacheConfig, GuardMode
-from kvgraft.devices.runtime import SIMULATED, torch_device
+from kvgraft.config import OTHERS, CacheConfig, GuardMode, TenantSettings, WritePolicy
+from kvgraft.devices import SIMULATED, DeviceRuntime, torch_device
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.optional import load_part
 from kvgraft.packages.dispatch import Mounted, mount
-from kvgraft.packages.registry import Plugin, select
-from kvgraft.parts_factory import PartsFactory
+from kvgraft.packages.registry import Plugin, load_policy, select
+from kvgraft.parts import NoStorage
 from kvgraft.pools import BuildContext
-from kvgraft.pools.available import AvailableMemory, available_nbytes
-from kvgraft.pools.plan import PoolPlan
-from kvgraft.pools.split import PoolShape, split_tokens
+from kvgraft.pools.allocator import ResizableAllocator, SlotAllocator
+from kvgraft.pools.plan import AvailableMemory, PoolPlan, available_nbytes
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.hits import HitCounts, TenantHitCounts
+from kvgraft.requests.request import Request
 from kvgraft.sizes import format_nbytes
-from kvgraft.tree.component import ordered
-from kvgraft.tree.ledger import Ledger
+from kvgraft.transfers import (
+    CpuTransferEngine,
+    Journal,
+    NoPayloadTransferEngine,
+    TransferEngine,
+)
+from kvgraft.tree.component import ComponentShape, ordered
+from kvgraft.tree.eviction import use_policy
+from kvgraft.tree.ledger import Ledger, MovableLedger, PoolBooks
+from kvgraft.tree.tenants import Tenant, Tenants
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Tier
+from kvgraft.types import Kind, Tier
+
+if TYPE_CHECKING:
+    from kvgraft.parts import Arenas, Recorder, StorageTier
+    from kvgraft.pools.split import PoolShape
 
 __all__ = [
+    "Given",
+    "Part",
+    "PartsFactory",
+    "Watcher",
     "build_tree",
     "expect_device",
     "mount_all",
@@ -32,6 +57,189 @@ __all__ = [
     "planned_nbytes",
     "size_pools",
 ]
+
+Part = TypeVar("Part")
+Given = ParamSpec("Given")
+
+
+def tenants_of(settings: Mapping[str, TenantSettings]) -> Tenants:
+    """The tenants of some settings, and the one that all other namespaces belong to."""
+    settings = {**settings, OTHERS: settings.get(OTHERS, TenantSettings())}
+    tenants = [
+        Tenant(
+            name,
+            {Tier.DEVICE: each.guarantee, Tier.HOST: each.on_host[0]},
+            {Tier.DEVICE: each.limit, Tier.HOST: each.on_host[1]},
+            each.weight,
+        )
+        for name, each in settings.items()
+    ]
+    named = list(enumerate(settings.values()))
+    return Tenants(
+        tenants,
+        {namespace: index for index, each in named for namespace in each.namespaces},
+        {prefix: index for index, each in named for prefix in each.prefixes},
+        list(settings).index(OTHERS),
+    )
+
+
+class Watcher(Protocol):
+    """An observer of a cache that serves.
+
+    Attributes:
+        looked_at: operations that were looked at.
+        full_checks: how often all books were recomputed.
+    """
+
+    looked_at: int
+    full_checks: int
+
+
+class PartsFactory:
+    """The parts of a cache as they are.
+
+    A subclass makes parts of its own; they keep the promises of those they stand for. For most it
+    only says of which class they are (`kind`), and sees them made (`make`).
+
+    Args:
+        config: the cache's settings.
+
+    Attributes:
+        clock: seconds that only grow; the storage tier's waits are counted in them.
+        policy: the eviction policy of the cache.
+        tenants: who shares its pools; None where all requests are alike.
+    """
+
+    def __init__(self, config: CacheConfig) -> None:
+        self.config = config
+        self.clock: Callable[[], float] = time.monotonic
+        self.policy = load_policy(config.policy)
+        self.tenants = tenants_of(config.tenants) if config.tenants else None
+
+    @cached_property
+    def runtime(self) -> DeviceRuntime | None:
+        """The device of the pools and of copies; None for torch's memory and worker threads.
+
+        Another may be set before the cache is built, a simulated one with a schedule of its own.
+        """
+        name = self.config.device
+        if name == SIMULATED:
+            simulated: DeviceRuntime = load_part("simulated")()
+            return simulated
+        if self.config.payload and torch_device(name).type not in ("cpu", "meta"):
+            accelerator: DeviceRuntime = load_part("accelerator")(name)
+            return accelerator
+        return None
+
+    def kind(self, plain: type[Part]) -> type[Part]:
+        """The class of a part: `plain`, or a subclass of it."""
+        return plain
+
+    def make(self, plain: Callable[Given, Part], *given: Given.args, **named: Given.kwargs) -> Part:
+        """A part of class `plain`, or of a subclass of it."""
+        kind: Any = plain
+        made: Part = self.kind(kind)(*given, **named)
+        return made
+
+    def hook_wrappers(self, plugin: Plugin) -> list[object]:
+        """Plugins with hook wrappers to run around a component's hooks."""
+        del plugin
+        return []
+
+    def ledger(self, shape: ComponentShape, tier: Tier, allocator: SlotAllocator) -> PoolBooks:
+        """The books of one of a component's pools in the tree."""
+        if self.tenants is None:
+            kind = MovableLedger if isinstance(allocator, ResizableAllocator) else Ledger
+            return kind(shape.name, tier, allocator)
+        granule = 1 if shape.kind is Kind.STATE else shape.slots_per_page
+        return self.tenants.ledger(shape.name, tier, allocator, granule)
+
+    def hits(self, tree: Tree) -> HitCounts:
+        """The counts of hits."""
+        return HitCounts(tree) if self.tenants is None else TenantHitCounts(tree, self.tenants)
+
+    def tree(
+        self,
+        shapes: Sequence[ComponentShape],
+        device: dict[str, PoolBooks],
+        host: dict[str, PoolBooks],
+    ) -> Tree:
+        """The prefix tree over the components' ledgers."""
+        tree = self.make(
+            Tree,
+            self.config.page_size,
+            shapes,
+            device,
+            host,
+            prefix_closed_host=self.prefix_closed_host,
+        )
+        if self.tenants is not None:
+            tree.tenant_of = self.tenants.of
+        use_policy(tree, self.policy)
+        return tree
+
+    @property
+    def prefix_closed_host(self) -> bool:
+        """Whether data on HOST has no gap above it: unless it came there by write-back."""
+        return self.config.write_policy is not WritePolicy.WRITE_BACK
+
+    def engine(self) -> TransferEngine:
+        """Streams of the device, worker threads for CPU pools, nothing without payload."""
+        if not self.config.payload:
+            return NoPayloadTransferEngine()
+        if self.runtime is not None:
+            on_streams: Callable[..., TransferEngine] = load_part("streams")
+            return on_streams(self.runtime, fence_timeout_s=self.config.transfer_timeout_s)
+        return CpuTransferEngine(fence_timeout_s=self.config.transfer_timeout_s)
+
+    def storage(
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        evictor: Evictor,
+        requests: Mapping[int, Request],
+    ) -> StorageTier | NoStorage:
+        """The tier behind HOST, with its store opened, where the configuration has a storage.
+
+        Raises:
+            ConfigError: a store that cannot be opened, or components that cannot be stored.
+        """
+        if self.config.storage is None:
+            return NoStorage()
+        storage_tier: Callable[..., StorageTier] = load_part("storage")
+        return storage_tier(
+            tree, mounted, evictor, self.config.storage, self.clock, requests=requests
+        )
+
+    def arenas(
+        self,
+        tree: Tree,
+        mounted: Sequence[Mounted],
+        evictor: Evictor,
+        journal: Journal,
+        requests: Mapping[int, Request],
+    ) -> Arenas | None:
+        """The boundaries between pools that share one budget, where the settings have one.
+
+        Raises:
+            ConfigError: a budget that is too small.
+        """
+        config = self.config
+        if config.device_memory is None and config.host_memory is None:
+            return None
+        arenas: Callable[..., Arenas] = load_part("memory")
+        return arenas(config, tree, mounted, evictor, journal, requests)
+
+    def recorder(self, tree: Tree, ended: Callable[[], object]) -> Recorder:
+        """Makes events of the tree's changes, once somebody asks for some."""
+        recorder: Callable[..., Recorder] = load_part("events")
+        return recorder(tree, ended)
+
+    def ready(self, cache: Any) -> Watcher | None:
+        """The cache has all its parts; the result becomes `Cache.guard`."""
+        del cache
+        return None
+
 
 MOST_PAGES = 2**31
 """Slots are numbered with int32."""
@@ -125,6 +333,8 @@ def _largest(
     config: CacheConfig, chosen: Mapping[str, Plugin], tier: Tier, limit: int, points: float
 ) -> CacheConfig:
     """The settings with the most tokens whose pools of one tier stay within `limit` bytes."""
+    from kvgraft.pools.split import split_tokens
+
     refused: KvgraftError | None = None
     budget = getattr(config, f"{tier.value}_memory") is not None
     setting = f"{tier.value}_memory" if budget else f"{tier.value}_bytes"
@@ -199,6 +409,8 @@ def _slots(each: Mounted, tier: Tier) -> int:
 
 
 def _pool_shape(each: Mounted, tier: Tier, page_size: int) -> PoolShape:
+    from kvgraft.pools.split import PoolShape
+
     component = each.component
     host = component.host
     nbytes = (

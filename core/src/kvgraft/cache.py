@@ -28,53 +28,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.admission.decision import Decision
-from kvgraft.admission.promises import Budget
-from kvgraft.assembly import build_tree, mount_all, parts_of, size_pools
-from kvgraft.config import CacheConfig, parse_config
+from kvgraft.config import parse_config
 from kvgraft.errors import ConfigError, LeaseError, TransferError
-from kvgraft.packages.registry import Plugin
+from kvgraft.optional import load_part
 from kvgraft.parts import EventStream, Prefetch
-from kvgraft.parts_factory import PartsFactory
 from kvgraft.policies import Hint
-from kvgraft.pools.available import AvailableMemory, available_nbytes
-from kvgraft.requests.awaiting import until
-from kvgraft.requests.backup import Backups
 from kvgraft.requests.hits import tenant_stats
-from kvgraft.requests.leases import Leases
-from kvgraft.requests.load_back import LoadBacks
-from kvgraft.requests.offers import Offers
-from kvgraft.requests.page_slots import PageSlots
-from kvgraft.requests.pending import PendingPages
-from kvgraft.requests.pins import Pin, Pins
-from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.pins import Pin
 from kvgraft.requests.request import (
     ADMITTED,
     Request,
     expect_key,
-    whole,
 )
-from kvgraft.requests.resume_points import ResumePoints, resume_pages
-from kvgraft.requests.rows import Rows, row_limits
-from kvgraft.requests.state_slots import InnerStates, StateSlots
+from kvgraft.requests.resume_points import resume_pages
+from kvgraft.requests.rows import DEVICE, slot_table, state_slot
 from kvgraft.requests.stepping import Step
-from kvgraft.requests.tables import DEVICE, slot_table, state_slot
-from kvgraft.requests.terms import Terms
-from kvgraft.requests.uses import Uses, expect_hint
+from kvgraft.requests.uses import expect_hint
 from kvgraft.serving import Serving
 from kvgraft.sizes import expect_count
 from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, TokenStats
-from kvgraft.tracing import Tracer, Tracers
-from kvgraft.transfers import Fence, Transfer, TransferEngine
+from kvgraft.transfers import Fence, TransferEngine
 from kvgraft.transfers.engine import expect_fence
-from kvgraft.tree.clearing import held_slots
-from kvgraft.tree.explaining import Explanation, explain
-from kvgraft.tree.integrity import Held, SlotOwner, check_integrity
+from kvgraft.tree.eviction import held_slots
 from kvgraft.tree.keys import TokenKey, Tokens, expect_namespace
 from kvgraft.types import Direction, Namespaces, Tier
 
 if TYPE_CHECKING:
     import torch
+
+    from kvgraft.tracing import Tracer, Tracers
+    from kvgraft.tree.explaining import Explanation
 
 
 __all__ = ["Cache"]
@@ -83,7 +66,7 @@ EVENTS = 65_536
 """Most events that wait for a reader, unless it says otherwise."""
 
 
-class Cache:
+class Cache(Serving):
     """One prefix tree over the pools of the installed components.
 
     Its parts are chosen when it opens, by `parts`; calls do not look for one that is set later.
@@ -119,85 +102,6 @@ class Cache:
             that cannot be called.
         PluginError: a component that cannot be used.
     """
-
-    def __new__(cls, config: CacheConfig, *, parts: PartsFactory | None = None, **_: Any) -> Cache:
-        """The class is one of the parts: its operations may be looked at."""
-        made: Cache = object.__new__((parts or parts_of(config)).operations(cls))
-        return made
-
-    def __init__(
-        self,
-        config: CacheConfig,
-        *,
-        plugins: Sequence[Plugin] = (),
-        transfers: TransferEngine | None = None,
-        available: AvailableMemory = available_nbytes,
-        parts: PartsFactory | None = None,
-        clock: Callable[[], float] | None = None,
-    ) -> None:
-        if clock is not None and not callable(clock):
-            raise ConfigError(
-                f"clock {clock!r:.40}; give a function of no arguments, such as time.monotonic"
-            )
-        self.config = config = size_pools(config, plugins)
-        parts = parts or parts_of(config)
-        self.mounted = mount_all(config, plugins, available, parts)
-        self.tree, self.private = build_tree(parts, self.mounted)
-        engine = transfers if transfers is not None else parts.engine()
-        self.journal = parts.journal(self.tree, self.mounted, engine)
-        self.evictor = parts.evictor(self.tree, self.journal)
-        self.requests: dict[int, Request] = {}
-        self.arenas = parts.arenas(
-            self.tree, self.mounted, self.evictor, self.journal, self.requests
-        )
-        self.backups = parts.kind(Backups)(
-            self.tree, self.journal, self.evictor, config.write_policy
-        )
-        self.clean_reserve = parts.clean_reserve(self.tree, self.journal, self.evictor)
-        self.points = parts.kind(ResumePoints)(
-            self.tree,
-            self.mounted,
-            cut_tokens=config.cut_tokens,
-            decode_tokens=config.decode_interval_tokens,
-            inside=config.states_inside_chunks,
-        )
-        self.leases = parts.kind(Leases)(
-            self.tree, self.mounted, self.backups, config.load, self.points
-        )
-        self.load_backs = parts.kind(LoadBacks)(self.tree, self.journal, self.evictor, self.leases)
-        self.budget = parts.kind(Budget)(
-            self.tree, self.mounted, self.private, self.points, self.arenas
-        )
-        self.pins = Pins(self.tree, self.leases, config.pin_share)
-        self.uses = Uses(self.tree, parts.policy)
-        self.terms = Terms(self.tree, clock if clock is not None else parts.clock)
-        self.hits = parts.hits(self.tree)
-        self.pending = parts.kind(PendingPages)(
-            self.tree, self.points, self.requests, can_wait=not self.leases.never_resumes
-        )
-        self.pages = parts.kind(PageSlots)(self.tree, self.evictor)
-        self.states = parts.kind(StateSlots)(self.tree, self.mounted, self.evictor, self.points)
-        self.offers = parts.kind(Offers)(self.tree)
-        self.publisher = parts.kind(Publisher)(
-            self.tree,
-            self.pages,
-            self.states,
-            self.offers,
-            self.leases,
-            self.backups,
-            self.journal,
-        )
-        limits = row_limits(config.max_requests, config.max_tokens, config.page_size)
-        pinned = config.device.startswith("cuda") and config.payload
-        self.rows = Rows(self.tree, limits, pinned=pinned)
-        self.stepper = parts.stepper(
-            self.tree, self.rows, self.publisher, self.states, self.evictor
-        )
-        self.storage = parts.storage(self.tree, self.mounted, self.evictor, self.requests)
-        self.serving = parts.kind(Serving)(self)
-        self.closed = False
-        self._new_recorder = parts.recorder
-        self.guard = parts.ready(self)
 
     @classmethod
     def open(
@@ -250,7 +154,6 @@ class Cache:
         hint: Hint | str | None = None,
         patience: int = 0,
         priority: int | None = None,
-        ttl_requests: int | None = None,
         ttl_s: float | None = None,
     ) -> Request:
         """Match `key` and pin the data found (M1 to M9).
@@ -273,9 +176,8 @@ class Cache:
                 too.
             priority: of the data that it uses and computes, from -8 to 8, 0 by default: data of a
                 lower one leaves first. The last use of data decides.
-            ttl_requests: once so many other requests have begun after this one, and after its end,
-                its data leaves before all other; with 0 from its end on.
-            ttl_s: the same in seconds of the cache's clock.
+            ttl_s: its data leaves before all other once so many seconds of the cache's clock have
+                passed since it began, and since its end; with 0 from its end on.
 
         Raises:
             ConfigError: no `TokenKey`, an empty one, a negative reservation or patience, a chunk
@@ -290,39 +192,20 @@ class Cache:
         chunk = prompt if chunk is None else expect_count("begin: chunk", chunk, 1)
         if prompt < 1:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
-        serving = self.serving
-        serving.expect_open()
-        if serving.tracers is not None:
-            serving.tracers.tell("beginning", key)
-        request = Request(key, prompt, prompt + reserve, chunk, serving.mark)
+        self.expect_open()
+        if self.tracers is not None:
+            self.tracers.tell("beginning", key)
+        request = Request(key, prompt, prompt + reserve, chunk, self.mark)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         if hint is not None:
             request.hint = expect_hint("begin", hint)
         if type(patience) is not int or patience:
             request.patience = expect_count("begin: patience", patience)
-        if priority is not None or ttl_requests is not None or ttl_s is not None:
-            self.terms.ask("begin", request, priority, ttl_requests, ttl_s)
-        serving.begin(request, prefetch)
+        if priority is not None or ttl_s is not None:
+            self.terms.ask("begin", request, priority, ttl_s)
+        self._begin(request, prefetch)
         return request
-
-    def admit(self, request: Request) -> Decision:
-        """Promise the request its slots, or say which pool is short (A1 to A13).
-
-        A deferred request keeps its lease, and with it room that others may wait for: abort it
-        and begin it again later. `Decision.waits_for` says who holds the room: after a step that
-        defers while nothing runs, copies in flight may be all there is to wait for. `poll`, and ask
-        again; if `waits_for.overdue` names some that do not end, give the request up.
-
-        A request that would be admitted is deferred, at most as often as its `patience` says, while
-        another computes pages that it would resume from: `Decision.pending` names them. The next
-        call matches again. Waiting holds no slots but the pins; only requests that were admitted
-        are waited for, so none waits for one that waits (A8).
-
-        Raises:
-            LeaseError: another request runs with its key by now.
-        """
-        return self.serving.admit(request)
 
     def fork(self, request: Request, tokens: Tokens = (), *, reserve: int | None = None) -> Request:
         """Begin a request that goes on from a running one, on a key of its own: for n > 1.
@@ -346,8 +229,8 @@ class Cache:
             LeaseError: the request is not admitted, the cache is closed, or `checkpoint` refuses
                 its key; nothing has changed.
         """
-        self.serving.expect_open()
-        self.serving.expect(request, ADMITTED)
+        self.expect_open()
+        self.expect(request, ADMITTED)
         request.expect_namespace()
         key = copy(request.key)
         key.extend(tokens)
@@ -356,120 +239,15 @@ class Cache:
         else:
             reserve = expect_count("fork: reserve", reserve)
         self.checkpoint(request)
-        priority, ttl_requests, ttl_s = request.wanted or (None, None, None)
+        priority, ttl_s = request.wanted or (None, None)
         return self.begin(
             key,
             reserve=reserve,
             chunk=request.chunk,
             hint=request.hint,
             priority=priority,
-            ttl_requests=ttl_requests,
             ttl_s=ttl_s,
         )
-
-    def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
-        """Start the copies from HOST; return the transfers to wait for (R1 to R7).
-
-        The request may run once `request.ready`; if `request.load_failed`, call `restart`. That is
-        so at once if a transfer failed that others had started and this request relied on.
-        """
-        return self.serving.load_back(request, fence)
-
-    def restart(self, request: Request) -> None:
-        """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
-
-        Its slots and pins are given up; the request must be admitted again.
-        """
-        self.serving.restart(request)
-
-    def next_chunk(self, request: Request, limit: int | None = None) -> int:
-        """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
-
-        Ends at boundaries where a state is captured, and on a page boundary unless it ends the
-        prompt. Larger than the admitted chunk only if every pool has the headroom (A12). Nothing
-        is set aside for it: `allocate` before asking for another request's.
-        """
-        if limit is not None:
-            limit = expect_count("next_chunk: limit", limit)
-        return self.serving.next_chunk(request, limit)
-
-    def allocate(self, request: Request, n_tokens: int) -> bool:
-        """Slots for the next `n_tokens` tokens, by whole pages: there may be slots for more then.
-
-        Always succeeds within the admitted demand (A7). Beyond it, succeeds if every pool has
-        headroom; otherwise nothing changes, False is returned, and the engine retracts a request.
-        A state component's live state is set up here, by copy on write from the prefix (M8), and
-        a state due at the boundary just passed is kept: call it before every run of the model.
-
-        Raises:
-            LeaseError: a load-back the request waits for has not ended or has failed, or a number
-                of tokens that is none.
-        """
-        return self.serving.allocate(request, n_tokens)
-
-    def state_boundaries(self, request: Request, n_tokens: int) -> list[int]:
-        """Positions, in tokens, inside the next `n_tokens` at which a state is worth keeping.
-
-        For an engine whose kernels give states inside a chunk (`states_inside_chunks`): it hands
-        them to `computed`. Empty for others: their chunks end at such positions.
-
-        Raises:
-            LeaseError: no number of tokens.
-        """
-        self.serving.expect(request, ADMITTED)
-        start = request.computed
-        pages = self.points.inside_chunk(
-            request, start, start + whole(n_tokens, "state_boundaries")
-        )
-        return [page * self.tree.page_size for page in pages]
-
-    def computed(
-        self,
-        request: Request,
-        n_tokens: int,
-        fence: Fence | None = None,
-        states: InnerStates | None = None,
-    ) -> None:
-        """The data of the next `n_tokens` tokens exists in the allocated slots.
-
-        The key may lack them still, as where a token is known after the model ran: extend it
-        before the next `checkpoint`, and before the request ends.
-
-        Notes where states are to be kept. Hands pages that a bounded reach has passed to the tree
-        (I9), and loosens the pins on them (L6); a request at the end of its reservation keeps such
-        pages until it ends. `table` stays the same for all pages that a reach still covers.
-
-        Args:
-            request: whose.
-            n_tokens: how many; at most as many as the allocated pages have slots for, which may be
-                more than `allocate` was asked for.
-            fence: when that data exists, if not yet; its copies to HOST wait for it (B4).
-            states: states inside these tokens, at `state_boundaries`: per state component, by
-                position, a tensor for each plane of its pool, in their order and shapes. They are
-                copied. A position that is left out is no resume point, nor is one whose state finds
-                no slot: both are counted as skipped (I11).
-
-        Raises:
-            LeaseError: no number of tokens, or more than slots are allocated for.
-            ConfigError: states that the cache was not opened for, of a component without states, at
-                another position, or of other shapes or element types; nothing has changed.
-        """
-        if states is not None and not self.config.states_inside_chunks:
-            raise ConfigError(
-                "computed: states inside a chunk are for a cache opened with "
-                "states_inside_chunks=True"
-            )
-        self.serving.computed(request, n_tokens, fence, states)
-
-    def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
-        """Share the data computed so far, up to the deepest legal boundary (I5, I6).
-
-        Afterwards `table` may name other slots for pages another request had inserted before.
-        Declined, returning False and changing nothing, when there is nothing new, when the shared
-        pages could not be replaced out of the headroom (A12), or when the request's namespace was
-        cleared since it began.
-        """
-        return self.serving.checkpoint(request, fence)
 
     def finish(
         self,
@@ -478,7 +256,6 @@ class Cache:
         hint: Hint | str | None = None,
         *,
         priority: int | None = None,
-        ttl_requests: int | None = None,
         ttl_s: float | None = None,
     ) -> int:
         """End a request and leave its data to the tree; return the tokens cached (I6, I7).
@@ -489,23 +266,18 @@ class Cache:
         from now. If the request's namespace was cleared since it began,
         nothing of it is cached, and the result is 0.
         """
-        serving = self.serving
-        serving.expect(request, ADMITTED)
+        self.expect(request, ADMITTED)
         if fence is not None:
             expect_fence(fence)
-        if priority is not None or ttl_requests is not None or ttl_s is not None:
-            self.terms.ask("finish", request, priority, ttl_requests, ttl_s)
-        return serving.finish(request, fence, hint)
+        if priority is not None or ttl_s is not None:
+            self.terms.ask("finish", request, priority, ttl_s)
+        return self._finish(request, fence, hint)
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
         """`finish`, to be begun again later with the same key; returns the tokens cached."""
         tokens = self.finish(request, fence, Hint.CONTINUES)
         request.key.counted = request.computed
         return tokens
-
-    def abort(self, request: Request) -> None:
-        """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""
-        self.serving.abort(request)
 
     def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
         """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
@@ -516,6 +288,8 @@ class Cache:
         Raises:
             ContractViolation: K1, the eviction policy cannot say how it ranks data.
         """
+        from kvgraft.tree.explaining import explain
+
         root = self.tree.hold(expect_key(key).namespace)
         try:
             limit = max(0, key.n_tokens - 1) // self.tree.page_size
@@ -571,11 +345,11 @@ class Cache:
                 more computed tokens than slots, or tokens for a key that ends elsewhere: one whose
                 prompt is not computed, or that was extended, too; nothing has changed.
         """
-        self.serving.expect_open()
+        self.expect_open()
         if fence is not None:
             expect_fence(fence)
         stepper = self.stepper
-        batch = stepper.begin(requests, tokens, n_tokens, n_computed, self.serving.expect_running)
+        batch = stepper.begin(requests, tokens, n_tokens, n_computed, self.expect_running)
         self.journal.follow(fence)
         for request, n_noted in batch.to_note():
             self.computed(request, n_noted)
@@ -619,12 +393,12 @@ class Cache:
         Raises:
             LeaseError: the request is not admitted, or has ended.
         """
-        self.serving.expect(request, ADMITTED)
+        self.expect(request, ADMITTED)
         return request.parts[self.tree.component(component).index].private
 
     def state_slot(self, request: Request, component: str) -> int:
         """The slot of a state component that the model writes for this request."""
-        self.serving.expect(request, ADMITTED)
+        self.expect(request, ADMITTED)
         return state_slot(request, self.tree.component(component))
 
     # -- transfers, checks, the end
@@ -651,10 +425,10 @@ class Cache:
         if self.tree.cleared:
             self.evictor.sweeper.go_on()
         self.clean_reserve.fill()
-        if self.serving.recorder is not None:
-            self.serving.recorder.deliver()
-        if self.serving.tracers is not None:
-            self.serving.tracers.tell("polled")
+        if self.recorder is not None:
+            self.recorder.deliver()
+        if self.tracers is not None:
+            self.tracers.tell("polled")
         return ended
 
     def drain(self) -> bool:
@@ -666,8 +440,8 @@ class Cache:
         if self.storage:
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended
         self.evictor.sweeper.finish()
-        if self.serving.tracers is not None:
-            self.serving.tracers.tell("polled")
+        if self.tracers is not None:
+            self.tracers.tell("polled")
         return ended
 
     async def ready(self, awaited: Request | Prefetch) -> None:
@@ -686,18 +460,20 @@ class Cache:
                 load-back has not started.
             TransferError: it took longer than `transfer_timeout_s`; nothing has changed.
         """
+        from kvgraft.requests.awaiting import until
+
         if self.storage and not isinstance(awaited, Request):
             self.storage.expect(awaited)
             waits_for, instead = "prefetch", "begin without it"
         else:
-            self.serving.expect(awaited, ADMITTED)
+            self.expect(awaited, ADMITTED)
             if not awaited.load_started and awaited.needs_load_back:  # type: ignore[union-attr]
                 raise LeaseError("ready before load_back: no copy is under way; call load_back")
             waits_for, instead = "load-back", "abort the request"
 
         def ended() -> bool:
             if isinstance(awaited, Request) and awaited.stage is not ADMITTED:
-                self.serving.expect(awaited, ADMITTED)
+                self.expect(awaited, ADMITTED)
             return awaited.ready
 
         timeout_s = self.config.transfer_timeout_s
@@ -714,7 +490,7 @@ class Cache:
             ConfigError: no such component or tier, or no number of slots.
             LeaseError: the cache is closed.
         """
-        self.serving.expect_open()
+        self.expect_open()
         n_slots = expect_count("evict: slots", n_slots)
         _expect_tier("evict", tier)
         return self.evictor.evict(self.tree.component(component), n_slots, tier)
@@ -733,7 +509,7 @@ class Cache:
             ConfigError: the components do not share a budget on that tier.
             LeaseError: the cache is closed.
         """
-        self.serving.expect_open()
+        self.expect_open()
         _expect_tier("move_memory", tier)
         if self.arenas is None:
             raise ConfigError(
@@ -764,7 +540,7 @@ class Cache:
         if max_tokens is not None:
             n_tokens = min(n_tokens, expect_count("pin: max_tokens", max_tokens))
         _expect_owner("pin", owner)
-        self.serving.expect_open()
+        self.expect_open()
         return self.pins.pin(key, owner, n_tokens // self.tree.page_size)
 
     def unpin(self, pin: Pin) -> None:
@@ -801,7 +577,7 @@ class Cache:
             ConfigError: a namespace that no key can have.
             LeaseError: the cache is closed.
         """
-        self.serving.expect_open()
+        self.expect_open()
         tree = self.tree
         if namespace is Namespaces.ALL:
             namespaces = list(tree.roots)
@@ -914,66 +690,46 @@ class Cache:
         Raises:
             ConfigError: it is no `Tracer`.
         """
-        tracers = self.serving.tracers or Tracers()
+        from kvgraft.tracing import Tracers
+
+        tracers = self.tracers or Tracers()
         tracers.add(tracer)
         self._use_tracers(tracers)
 
     def remove_tracer(self, tracer: Tracer) -> None:
         """Tell a tracer nothing more; one that was never added is none."""
-        if self.serving.tracers is not None:
-            self.serving.tracers.remove(tracer)
-            self._use_tracers(self.serving.tracers)
+        if self.tracers is not None:
+            self.tracers.remove(tracer)
+            self._use_tracers(self.tracers)
 
     def _use_tracers(self, tracers: Tracers) -> None:
-        self.serving.tracers = tracers if tracers else None
-        if self.serving.storage is not None:
+        self.tracers = tracers if tracers else None
+        if self.tier is not None:
             tell = partial(tracers.tell, "prefetching")
-            self.serving.storage.on_prefetch = tell if tracers else None
+            self.tier.on_prefetch = tell if tracers else None
 
     def _open_stream(
         self, limit: int, observer: Callable[[list[Any]], object] | None
     ) -> EventStream:
         limit = expect_count("events: limit", limit, 1)
-        self.serving.expect_open()
-        if self.serving.recorder is None:
-            self.serving.recorder = self._new_recorder(self.tree, self._stop_recording)
-        stream: EventStream = self.serving.recorder.open(limit, observer)
+        self.expect_open()
+        if self.recorder is None:
+            self.recorder = self._new_recorder(self.tree, self._stop_recording)
+        stream: EventStream = self.recorder.open(limit, observer)
         return stream
 
     def _stop_recording(self) -> None:
         """The last stream was closed."""
-        self.serving.recorder = None
+        self.recorder = None
 
     def check_integrity(self) -> None:
         """Recompute every book from the tree, the pools and the requests; O(cache).
 
         Raises:
             IntegrityError: naming the rule that is broken, with the numbers.
+            ConfigError: the guard, which has the check, is not installed.
         """
-        owners = [
-            owner
-            for each in self.requests.values()
-            for part in each.parts
-            for owner in part.owners(f"the request of {each.prompt} tokens", each.root.tenant)
-        ]
-        operations = self.journal.operations()
-        held = [Held(each.receipt, f"{each!r}") for each in self.requests.values()]
-        held += [Held(each.receipt, f"{each!r}") for each in self.pins]
-        held += [
-            Held(each.receipt, "a transfer") for each in operations if each.receipt is not None
-        ]
-        arriving: list[SlotOwner] = []
-        if self.storage:
-            self.storage.check()
-            arriving = self.storage.owners()
-            held += [Held(each, "the storage tier", False) for each in self.storage.receipts()]
-        check_integrity(self.tree, owners, arriving, held, operations)
-        if self.serving.recorder is not None:
-            self.serving.recorder.check()
-        if self.arenas is not None:
-            self.arenas.check()
-        self.budget.check(self.requests.values())
-        self.rows.check(list(self.requests.values()))
+        load_part("guard").check_cache(self)
 
     def close(self) -> None:
         """Finish transfers in flight and stop the engine.
@@ -981,7 +737,7 @@ class Cache:
         Afterwards requests may end, by `finish`, `retract` or `abort`; calls that change anything
         else are refused.
         """
-        self.closed = self.serving.closed = True
+        self.closed = True
         self.journal.drain(self.config.transfer_timeout_s)
         if self.storage:
             self.storage.close(self.config.transfer_timeout_s)

@@ -225,8 +225,6 @@ class CacheConfig(SettingsModel):
         decode_interval_tokens: while a request decodes, a copy of its state is kept at each
             multiple of this many tokens, rounded up to pages; it leaves the last one behind. 0
             keeps one at every page, as a cache with windows always does.
-        states_inside_chunks: the engine's kernels give states inside a chunk: nothing is cut, and
-            `Cache.computed` is handed them.
         max_requests: rows of the page tables of `Cache.step`: most requests that step at a time.
             Without it the tables grow, and are then other tensors.
         max_tokens: most tokens of a request that steps; without it the tables grow as well.
@@ -255,7 +253,6 @@ class CacheConfig(SettingsModel):
     tenants: dict[str, TenantSettings] = Field(default={}, examples=[TENANTS_EXAMPLE])
     cut_tokens: Tokens = Field(default=0, ge=0)
     decode_interval_tokens: Tokens = Field(default=256, ge=0)
-    states_inside_chunks: StrictBool = False
     max_requests: PositiveInt | None = None
     max_tokens: Annotated[Tokens, Field(gt=0)] | None = None
     transfer_timeout_s: PositiveFloat = 30.0

@@ -9,12 +9,6 @@ it was written for:
     @since("1.2", "deadline")       # an argument it gained later
     def weigh_request(component, query, deadline): ...
 
-and a hook that the next major version removes is deprecated first:
-
-    @hookspec(firstresult=True)
-    @deprecated("1.1", removal="2.0", advice="implement weigh_request", renamed_to="weigh_request")
-    def budget_contribution(component, query): ...
-
 Everything unmarked is there since the major version. `docs/versioning.md` has the rules.
 """
 
@@ -37,10 +31,8 @@ __all__ = [
     "PROJECT",
     "ApiVersion",
     "Contract",
-    "Deprecation",
     "HookSpec",
     "check_api_version",
-    "deprecated",
     "since",
 ]
 
@@ -61,7 +53,6 @@ CAPABILITIES: Mapping[str, str] = {HOST_MIRROR: "1.0", COPY_ON_WRITE: "1.0"}
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _SINCE = f"{PROJECT}_since"
-_DEPRECATED = f"{PROJECT}_deprecated"
 
 
 class ApiVersion(NamedTuple):
@@ -91,23 +82,6 @@ class ApiVersion(NamedTuple):
         return f"{self.major}.{self.minor}"
 
 
-class Deprecation(NamedTuple):
-    """The deprecation of a hook that the next major version removes.
-
-    Attributes:
-        since: the version that deprecated it.
-        removal: the major version that takes it away.
-        advice: the replacement, for a component's author.
-        renamed_to: the hook that takes its place with the same arguments; the core calls a
-            component's old one under the new name.
-    """
-
-    since: ApiVersion
-    removal: ApiVersion
-    advice: str
-    renamed_to: str | None
-
-
 @dataclass(frozen=True, slots=True)
 class HookSpec:
     """One hook, as a contract knows it.
@@ -116,13 +90,11 @@ class HookSpec:
         name: the hook's.
         since: the version that added it.
         arguments: their names in order, and the version that added each.
-        deprecation: set where the hook is to go away.
     """
 
     name: str
     since: ApiVersion
     arguments: Mapping[str, ApiVersion]
-    deprecation: Deprecation | None
 
     def arguments_for(self, version: ApiVersion) -> tuple[str, ...]:
         """The arguments that a component written for `version` takes."""
@@ -193,33 +165,6 @@ def since(version: str, *arguments: str) -> Callable[[_F], _F]:
     return mark
 
 
-def deprecated(
-    version: str, *, removal: str, advice: str, renamed_to: str | None = None
-) -> Callable[[_F], _F]:
-    """Mark a hook spec as going away; a component that implements it still works and is warned.
-
-    Args:
-        version: the minor version from which on it is deprecated.
-        removal: the major version, such as `"2.0"`, that takes it away.
-        advice: the replacement, for the warning.
-        renamed_to: the hook with the same arguments that takes its place, if one does.
-
-    Raises:
-        ValueError: a removal that is no later major version.
-    """
-    mark = Deprecation(ApiVersion.parse(version), ApiVersion.parse(removal), advice, renamed_to)
-    if mark.removal.minor or mark.removal.major <= mark.since.major:
-        raise ValueError(
-            f"removal {removal} is no later major version than {version}, which deprecates"
-        )
-
-    def mark_function(function: _F) -> _F:
-        vars(function)[_DEPRECATED] = mark
-        return function
-
-    return mark_function
-
-
 def _read_hook(name: str, function: Callable[..., Any], first: ApiVersion) -> HookSpec:
     """A marked function as a hook; without a version mark it exists since `first`."""
     marks: dict[str | None, ApiVersion] = vars(function).get(_SINCE, {})
@@ -232,7 +177,6 @@ def _read_hook(name: str, function: Callable[..., Any], first: ApiVersion) -> Ho
         name=name,
         since=added,
         arguments={each: marks.get(each, added) for each in arguments},
-        deprecation=vars(function).get(_DEPRECATED),
     )
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from kvgraft.pools import BuildContext, Component
-    from kvgraft.pools.copies import PlaneCopy
+    from kvgraft.pools.component import PlaneCopy
 
 __all__ = ["INVERSES", "REQUIRED", "hookimpl", "hookspec"]
 

@@ -1,4 +1,7 @@
-"""Parts of a cache that are packages of their own.
+"""Names that installed distributions publish, and the parts of a cache among them.
+
+They are read with importlib-metadata; a stale copy of a distribution's metadata further down the
+path is not a second owner.
 
 A package publishes a part in the entry-point group `kvgraft.parts`, under one of the names below:
 
@@ -12,15 +15,85 @@ called.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from kvgraft.entry_points import import_failure, published
+import importlib_metadata
+
 from kvgraft.errors import ConfigError
-from kvgraft.installing import how_to_install
 
-__all__ = ["PARTS", "PARTS_GROUP", "load_part"]
+__all__ = [
+    "PARTS",
+    "PARTS_GROUP",
+    "Published",
+    "how_to_install",
+    "import_failure",
+    "load_part",
+    "published",
+]
+
+
+class Published(NamedTuple):
+    """One name of a group.
+
+    Attributes:
+        name: the entry point's.
+        distribution, version: the first owner's.
+        owners: the distributions that publish it.
+        load: imports the object it names; errors of the import pass through.
+    """
+
+    name: str
+    distribution: str
+    version: str
+    owners: tuple[str, ...]
+    load: Callable[[], object]
+
+    @property
+    def contested(self) -> str | None:
+        """Why it cannot be used, if it has several owners (P4)."""
+        if len(self.owners) == 1:
+            return None
+        return f"published by {' and '.join(self.owners)}; uninstall all but one"
+
+
+def published(group: str) -> list[Published]:
+    """Everything of a group, by name; imports nothing."""
+    points: dict[str, list[importlib_metadata.EntryPoint]] = {}
+    for point in importlib_metadata.entry_points(group=group):
+        same = points.setdefault(point.name, [])
+        if not any(_owner(point) == _owner(other) for other in same):
+            same.append(point)
+    return [
+        Published(name, *_owner(same[0]), tuple(_owner(point)[0] for point in same), same[0].load)
+        for name, same in sorted(points.items())
+    ]
+
+
+def import_failure(error: BaseException) -> str:
+    """The error that an import raised, in one line."""
+    return " ".join(f"import failed: {type(error).__name__}: {error}".split())
+
+
+def _owner(point: importlib_metadata.EntryPoint) -> tuple[str, str]:
+    dist = point.dist
+    return (dist.name, dist.version) if dist is not None else ("", "")
+
+
+def how_to_install(*paths: str) -> str:
+    """The next action where a package is missing.
+
+    Args:
+        paths: of the package in a clone, such as `plugins/file`, and before it those of others of
+            this project that it needs, as pip would not find them; or of a file of requirements
+            (.txt).
+    """
+    if paths[0].endswith(".txt"):
+        return f"in a clone of kvgraft, pip install -r {shlex.quote(paths[0])}"
+    return f"in a clone of kvgraft, pip install {shlex.join(f'./{path}' for path in paths)}"
+
 
 PARTS_GROUP: Final = "kvgraft.parts"
 """Entry-point group of packages that bring a part."""

@@ -1,23 +1,26 @@
-"""All that the core asks of parts that are packages of their own (`kvgraft.optional`)."""
+"""All that the core asks of parts that are packages of their own, see `kvgraft.optional`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from kvgraft.errors import NoStorageError
 
 if TYPE_CHECKING:
     from kvgraft.requests.hits import Loaded
     from kvgraft.requests.request import Request
     from kvgraft.stats import StorageStats
-    from kvgraft.tree.integrity import SlotOwner
     from kvgraft.tree.keys import TokenKey
+    from kvgraft.tree.ledger import SlotOwner
     from kvgraft.tree.pinning import Receipt
     from kvgraft.types import Tier
 
 __all__ = [
     "Arenas",
     "EventStream",
+    "NoStorage",
     "Prefetch",
     "Recorder",
     "StorageTier",
@@ -221,3 +224,26 @@ class Recorder(Protocol):
 
     def check(self) -> None:
         """Raise `IntegrityError` unless a mirror of the events equals the tree (V2)."""
+
+
+class NoStorage:
+    """No storage tier: false where `StorageTier` is true, and each use says how to have one.
+
+    Raises:
+        NoStorageError: any of the tier's methods is used. `hasattr` answers False.
+    """
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+    def __repr__(self) -> str:
+        return "<no storage tier>"
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise NoStorageError(
+            f"storage.{name}: this cache has no storage tier; open it with storage={{'model': "
+            "'my-model', 'weights': 'rev-1', 'url': 'file:/var/cache/kvgraft'}, or ask "
+            "`if cache.storage:` first"
+        )

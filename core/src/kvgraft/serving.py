@@ -1,27 +1,30 @@
-"""The work behind a cache's calls with one request, compiled in the compiled build.
+"""A cache's parts and its calls with one request, compiled in the compiled build.
 
-`kvgraft.cache.Cache` has the same calls for engines, with their types and documents. Here requests
-and numbers of tokens are typed as anything: what an engine may get wrong is refused by our own
-line, not by the compiler's.
+`kvgraft.cache.Cache` is this class with the calls for many requests, for reports and for settings.
+What an engine may get wrong is typed as anything besides its type: it is refused by our own line,
+not by the compiler's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kvgraft.admission.decision import Decision, Outcome, Waiting
 from kvgraft.admission.promises import Budget
+from kvgraft.assembly import PartsFactory, build_tree, mount_all, parts_of, size_pools
 from kvgraft.compiled import mypyc_attr
-from kvgraft.errors import LeaseError
-from kvgraft.requests.clean_reserve import CleanReserve
-from kvgraft.requests.hits import HitCounts
-from kvgraft.requests.leases import Leases
-from kvgraft.requests.load_back import LoadBacks
-from kvgraft.requests.page_slots import PageSlots
+from kvgraft.config import CacheConfig
+from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.packages.registry import Plugin
+from kvgraft.pools.plan import AvailableMemory, available_nbytes
+from kvgraft.requests.backup import Backups, CleanReserve
+from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.leases import Leases, LoadBacks
 from kvgraft.requests.parts import Part
 from kvgraft.requests.pending import CacheMark, PendingPages
-from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.pins import Pins
+from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import (
     ADMITTED,
     CLOSED,
@@ -33,20 +36,20 @@ from kvgraft.requests.request import (
     Stage,
     no_request,
 )
-from kvgraft.requests.rows import Rows
-from kvgraft.requests.state_slots import InnerStates, StateSlots
-from kvgraft.requests.terms import Terms
-from kvgraft.requests.uses import Uses
-from kvgraft.transfers import Fence, Journal, Transfer
+from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.requests.rows import Rows, row_limits
+from kvgraft.requests.slots import PageSlots, StateSlots
+from kvgraft.requests.stepping import Stepper
+from kvgraft.requests.uses import Terms, Uses
+from kvgraft.sizes import expect_count
+from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.transfers.engine import expect_fence
 from kvgraft.tree import pinning
 from kvgraft.tree.keys import TokenKey
-from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
 if TYPE_CHECKING:
-    from kvgraft.parts import Arenas, Prefetch, Recorder, StorageTier
-    from kvgraft.requests.pins import Pins
+    from kvgraft.parts import Prefetch, Recorder, StorageTier
     from kvgraft.tracing import Tracers
 
 __all__ = ["Serving"]
@@ -59,54 +62,99 @@ CROWDED: Final = Limited.CROWDED
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Serving:
-    """The work of a cache for one request, call by call.
-
-    Args:
-        cache: the cache, which has all its parts.
+    """The parts of a cache, and its work for one request, call by call; see `Cache`.
 
     Attributes:
-        closed: whether the cache was closed.
         mark: known to the cache and its requests, and to no other's.
-        requests: those that have begun and not ended, by their `id()`.
-        running: those that are admitted, by the `id()` of their key.
+        running: requests that are admitted, by the `id()` of their key.
+        tier: the storage tier; None without one.
         tracers: are told of every step; None if there are none.
         recorder: makes events; None while nobody reads any.
     """
 
-    def __init__(self, cache: Any) -> None:
-        self.closed = False
-        self.mark = CacheMark(cache)
-        self.requests: dict[int, Request] = cache.requests
+    def __init__(
+        self,
+        config: CacheConfig,
+        *,
+        plugins: Sequence[Plugin] = (),
+        transfers: TransferEngine | None = None,
+        available: AvailableMemory = available_nbytes,
+        parts: PartsFactory | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        if clock is not None and not callable(clock):
+            raise ConfigError(
+                f"clock {clock!r:.40}; give a function of no arguments, such as time.monotonic"
+            )
+        self.config = config = size_pools(config, plugins)
+        parts = parts or parts_of(config)
+        self.mounted = mount_all(config, plugins, available, parts)
+        self.tree, self.private = build_tree(parts, self.mounted)
+        tree, mounted = self.tree, self.mounted
+        self.requests: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
+        self.mark = CacheMark(self)
+        self.closed = False
         self.tracers: Tracers | None = None
         self.recorder: Recorder | None = None
-        self.tree: Tree = cache.tree
-        self.leases: Leases = cache.leases
-        self.load_backs: LoadBacks = cache.load_backs
-        self.budget: Budget = cache.budget
-        self.pins: Pins = cache.pins
-        self.uses: Uses = cache.uses
-        self.terms: Terms = cache.terms
-        self.hits: HitCounts = cache.hits
-        self.pending: PendingPages = cache.pending
-        self.pages: PageSlots = cache.pages
-        self.states: StateSlots = cache.states
-        self.publisher: Publisher = cache.publisher
-        self.rows: Rows = cache.rows
-        self.journal: Journal = cache.journal
-        self.clean_reserve: CleanReserve = cache.clean_reserve
-        self.timeout_s: float = cache.config.transfer_timeout_s
-        self.arenas: Arenas | None = cache.arenas
-        self.storage: StorageTier | None = cache.storage or None
+        engine = transfers if transfers is not None else parts.engine()
+        self.journal = parts.make(Journal, tree, mounted, engine)
+        self.evictor = parts.make(
+            Evictor, tree, self.journal, config.write_policy, config.transfer_timeout_s
+        )
+        self.arenas = parts.arenas(tree, mounted, self.evictor, self.journal, self.requests)
+        self.backups = parts.make(Backups, tree, self.journal, self.evictor, config.write_policy)
+        self.clean_reserve = parts.make(
+            CleanReserve, tree, self.journal, self.evictor, config.write_policy
+        )
+        self.points = parts.make(
+            ResumePoints,
+            tree,
+            mounted,
+            cut_tokens=config.cut_tokens,
+            decode_tokens=config.decode_interval_tokens,
+        )
+        self.leases = parts.make(Leases, tree, mounted, self.backups, config.load, self.points)
+        self.load_backs = parts.make(LoadBacks, tree, self.journal, self.evictor, self.leases)
+        self.budget = parts.make(Budget, tree, mounted, self.private, self.points, self.arenas)
+        self.pins = Pins(tree, self.leases, config.pin_share)
+        self.uses = Uses(tree, parts.policy)
+        self.terms = Terms(tree, clock if clock is not None else parts.clock)
+        self.hits = parts.hits(tree)
+        self.pending = parts.make(
+            PendingPages, tree, self.points, self.requests, can_wait=not self.leases.never_resumes
+        )
+        self.pages = parts.make(PageSlots, tree, self.evictor)
+        self.states = parts.make(StateSlots, tree, mounted, self.evictor, self.points)
+        self.publisher = parts.make(
+            Publisher,
+            tree,
+            self.pages,
+            self.states,
+            parts.make(Offers, tree),
+            self.leases,
+            self.backups,
+            self.journal,
+        )
+        limits = row_limits(config.max_requests, config.max_tokens, config.page_size)
+        pinned = config.device.startswith("cuda") and config.payload
+        self.rows = Rows(tree, limits, pinned=pinned)
+        self.stepper = parts.make(
+            Stepper, tree, self.rows, self.publisher, self.states, self.evictor
+        )
+        self.storage = parts.storage(tree, mounted, self.evictor, self.requests)
+        self.tier: StorageTier | None = self.storage or None
+        self._new_recorder = parts.recorder
+        self.guard = parts.ready(self)
 
-    def begin(self, request: Request, prefetch: Prefetch | None) -> None:
+    def _begin(self, request: Request, prefetch: Prefetch | None) -> None:
         """Match the request's key, and pin the data found."""
         key = request.key
         self._expect_free(key, "begin")
         request.root = root = self.tree.hold(key.namespace)
         try:
-            if self.storage is not None:
-                self.storage.before_begin(key, prefetch)
+            if self.tier is not None:
+                self.tier.before_begin(key, prefetch)
             elif prefetch is not None:
                 raise LeaseError(
                     f"begin: {prefetch!r:.60} is no prefetch of this cache, which has no storage "
@@ -114,7 +162,7 @@ class Serving:
                 )
             self.uses.begin(request)
             if self.tree.lifetimes is not None:
-                self.terms.begins(request)
+                self.terms.used(request)
             self.leases.lease(request, self._limit(request))
         except BaseException:
             self.tree.let_go(root)
@@ -127,10 +175,24 @@ class Serving:
         if self.tracers is not None:
             self.tracers.tell("begun", request)
 
-    def admit(self, given: Any) -> Decision:
-        """See `Cache.admit`."""
+    def admit(self, request: Request | Any) -> Decision:
+        """Promise the request its slots, or say which pool is short (A1 to A13).
+
+        A deferred request keeps its lease, and with it room that others may wait for: abort it
+        and begin it again later. `Decision.waits_for` says who holds the room: after a step that
+        defers while nothing runs, copies in flight may be all there is to wait for. `poll`, and ask
+        again; if `waits_for.overdue` names some that do not end, give the request up.
+
+        A request that would be admitted is deferred, at most as often as its `patience` says, while
+        another computes pages that it would resume from: `Decision.pending` names them. The next
+        call matches again. Waiting holds no slots but the pins; only requests that were admitted
+        are waited for, so none waits for one that waits (A8).
+
+        Raises:
+            LeaseError: another request runs with its key by now.
+        """
         self.expect_open()
-        request = self.expect(given, LEASED)
+        request = self.expect(request, LEASED)
         self._expect_free(request.key, "admit")
         if request.put_off or request.limited is CROWDED or not self._may_share(request):
             request.put_off = False
@@ -173,12 +235,16 @@ class Serving:
             self.tracers.tell("decided", request, decision)
         return decision
 
-    def load_back(self, given: Any, fence: Fence | None) -> list[Transfer]:
-        """See `Cache.load_back`."""
+    def load_back(self, request: Request | Any, fence: Fence | None = None) -> list[Transfer]:
+        """Start the copies from HOST; return the transfers to wait for (R1 to R7).
+
+        The request may run once `request.ready`; if `request.load_failed`, call `restart`. That is
+        so at once if a transfer failed that others had started and this request relied on.
+        """
         if fence is not None:
             expect_fence(fence)
         self.expect_open()
-        request = self.expect(given, ADMITTED)
+        request = self.expect(request, ADMITTED)
         if request.load_failed or request.load_started:
             return request.waits
         waits = self.load_backs.start(request, fence)
@@ -186,10 +252,13 @@ class Serving:
             self.tracers.tell("loading", request)
         return waits
 
-    def restart(self, given: Any) -> None:
-        """See `Cache.restart`."""
+    def restart(self, request: Request | Any) -> None:
+        """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
+
+        Its slots and pins are given up; the request must be admitted again.
+        """
         self.expect_open()
-        request = self.expect_own(given)
+        request = self.expect_own(request)
         if request.stage is CLOSED:
             raise LeaseError("request is closed; begin a new one")
         request.expect_namespace()
@@ -226,13 +295,30 @@ class Serving:
         if self.tracers is not None:
             self.tracers.tell("begun", request)
 
-    def next_chunk(self, given: Any, limit: int | None) -> int:
-        """See `Cache.next_chunk`."""
-        return self.budget.next_chunk(self.expect(given, ADMITTED), limit)
+    def next_chunk(self, request: Request | Any, limit: int | Any = None) -> int:
+        """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
 
-    def allocate(self, given: Any, n_tokens: object) -> bool:
-        """See `Cache.allocate`."""
-        request = self._expect_changing(given)
+        Ends at boundaries where a state is captured, and on a page boundary unless it ends the
+        prompt. Larger than the admitted chunk only if every pool has the headroom (A12). Nothing
+        is set aside for it: `allocate` before asking for another request's.
+        """
+        if limit is not None:
+            limit = expect_count("next_chunk: limit", limit)
+        return self.budget.next_chunk(self.expect(request, ADMITTED), limit)
+
+    def allocate(self, request: Request | Any, n_tokens: int | Any) -> bool:
+        """Slots for the next `n_tokens` tokens, by whole pages: there may be slots for more then.
+
+        Always succeeds within the admitted demand (A7). Beyond it, succeeds if every pool has
+        headroom; otherwise nothing changes, False is returned, and the engine retracts a request.
+        A state component's live state is set up here, by copy on write from the prefix (M8), and
+        a state due at the boundary just passed is kept: call it before every run of the model.
+
+        Raises:
+            LeaseError: a load-back the request waits for has not ended or has failed, or a number
+                of tokens that is none.
+        """
+        request = self._expect_changing(request)
         if request.receipt.host_from is not None:
             request.expect_loaded()
             request.waits = []
@@ -265,24 +351,47 @@ class Serving:
         return True
 
     def computed(
-        self, given: Any, n_tokens: object, fence: Fence | None, states: InnerStates | None
+        self, request: Request | Any, n_tokens: int | Any, fence: Fence | None = None
     ) -> None:
-        """See `Cache.computed`."""
-        request = self._expect_changing(given)
+        """The data of the next `n_tokens` tokens exists in the allocated slots.
+
+        The key may lack them still, as where a token is known after the model ran: extend it
+        before the next `checkpoint`, and before the request ends.
+
+        Notes where states are to be kept. Hands pages that a bounded reach has passed to the tree
+        (I9), and loosens the pins on them (L6); a request at the end of its reservation keeps such
+        pages until it ends. `table` stays the same for all pages that a reach still covers.
+
+        Args:
+            request: whose.
+            n_tokens: how many; at most as many as the allocated pages have slots for, which may be
+                more than `allocate` was asked for.
+            fence: when that data exists, if not yet; its copies to HOST wait for it (B4).
+
+        Raises:
+            LeaseError: no number of tokens, or more than slots are allocated for.
+        """
+        request = self._expect_changing(request)
         if fence is not None:
             expect_fence(fence)
-        self.publisher.computed(request, n_tokens, fence, states)
+        self.publisher.computed(request, n_tokens, fence)
 
-    def checkpoint(self, given: Any, fence: Fence | None) -> bool:
-        """See `Cache.checkpoint`."""
-        request = self._expect_changing(given)
+    def checkpoint(self, request: Request | Any, fence: Fence | None = None) -> bool:
+        """Share the data computed so far, up to the deepest legal boundary (I5, I6).
+
+        Afterwards `table` may name other slots for pages another request had inserted before.
+        Declined, returning False and changing nothing, when there is nothing new, when the shared
+        pages could not be replaced out of the headroom (A12), or when the request's namespace was
+        cleared since it began.
+        """
+        request = self._expect_changing(request)
         if fence is not None:
             expect_fence(fence)
         request.expect_namespace()
         return self._may_share(request) and self.publisher.checkpoint(request, fence)
 
-    def finish(self, request: Request, fence: Fence | None, hint: object) -> int:
-        """End an admitted request and leave its data to the tree; see `Cache.finish`."""
+    def _finish(self, request: Request, fence: Fence | None, hint: object) -> int:
+        """End an admitted request and leave its data to the tree."""
         request.expect_namespace()
         self.uses.finish(request, hint)
         if self.tree.lifetimes is not None:
@@ -293,9 +402,9 @@ class Serving:
             self.tracers.tell("finished", request)
         return n_pages * self.tree.page_size
 
-    def abort(self, given: Any) -> None:
-        """See `Cache.abort`."""
-        request = self.expect_own(given)
+    def abort(self, request: Request | Any) -> None:
+        """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""
+        request = self.expect_own(request)
         if request.stage is CLOSED:
             raise LeaseError("request is closed; it was finished or aborted before")
         self._end(request)
@@ -378,14 +487,14 @@ class Serving:
 
         It is added to `gave`: all of that is taken back if it was not enough (A9).
         """
-        found = None if self.storage is None else self.storage.give_way()
+        found = None if self.tier is None else self.tier.give_way()
         if found is not None:
             gave.append(found)
         return found is not None
 
     def _take_back(self, gave: list[Any]) -> None:
-        if gave and self.storage is not None:
-            self.storage.take_back(gave)
+        if gave and self.tier is not None:
+            self.tier.take_back(gave)
 
     def _waits_for(self, request: Request) -> Waiting:
         """The holders of slots beside a deferred request."""
@@ -395,10 +504,10 @@ class Serving:
             running,
             len(stages) - running,
             self.journal.n_in_flight,
-            self.storage.n_in_flight if self.storage is not None else 0,
+            self.tier.n_in_flight if self.tier is not None else 0,
             self.arenas.n_pending if self.arenas is not None else 0,
             len(self.pins),
-            self.journal.n_overdue(self.timeout_s),
+            self.journal.n_overdue(self.config.transfer_timeout_s),
         )
 
     def _limit(self, request: Request) -> int:

@@ -25,9 +25,10 @@ from kvgraft import (
     TokenKey,
 )
 from kvgraft.pools import SLOT_BYTES
-from kvgraft.transfers import PlaneCopy, SteppedTransferEngine
+from kvgraft.transfers import PlaneCopy
 from kvgraft_hisparse.hot_buffer import HotBuffer, SwapStatistics
 from kvgraft_hisparse.pools import SparseComponent
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 PAGE, LAYERS, TOP_K = 4, (0, 1), 6
 SHAPES = {"k": (2, 8), "v": (2, 4), "index": (4,)}

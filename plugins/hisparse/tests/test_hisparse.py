@@ -20,10 +20,10 @@ from kvgraft import (
     Tier,
     TransferQuery,
 )
-from kvgraft.admission.demand import default_demand
+from kvgraft.admission.decision import default_demand
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
 from kvgraft.pools import BuildContext, SlotAllocator, plane_nbytes
-from kvgraft.pools.copies import pair_planes, run_copy
+from kvgraft.pools.component import pair_planes, run_copy
 from kvgraft.tree.component import ComponentShape, TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft_hisparse.hot_buffer import HotBuffer

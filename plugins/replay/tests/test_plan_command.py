@@ -12,8 +12,8 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from kvgraft.entry_points import Published
 from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.optional import Published
 from kvgraft_replay.detect import open_workload
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.planning.models import components_of, quantized

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedModel
 
 from kvgraft import ConfigError, Outcome
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 from kvgraft_transformers.engine import (
     Engine,
     EngineSettings,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest, Histogram
 from kvgraft_transformers.tiny import build_tiny_model

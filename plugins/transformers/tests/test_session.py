@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvgraft import TokenKey
-from kvgraft.transfers import SteppedTransferEngine
+from kvgraft_testing.stepped import SteppedTransferEngine
 from kvgraft_transformers import AdmissionRefusedError, ModelMemory, Session, SessionError
 from kvgraft_transformers.tiny import build_tiny_model
 

@@ -21,14 +21,14 @@ import torch
 
 from kvgraft import Cache, CacheConfig, ConfigError, TokenKey, TransferError, WritePolicy
 from kvgraft.assembly import parts_of
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import CopySizes, Purpose
-from kvgraft.pools.copies import run_copy
+from kvgraft.devices import PlaneCopy
+from kvgraft.pools.component import run_copy
 from kvgraft_accelerator import Accelerator, calibration
 from kvgraft_accelerator.calibration import measured
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragments
 from kvgraft_accelerator.page_locked import page_locked
+from kvgraft_accelerator.protocol import CopySizes, Purpose
 from kvgraft_accelerator.streams import StreamTransferEngine
 from kvgraft_accelerator.tables import Tables
 from kvgraft_accelerator.ways import BatchedCopies, Ways

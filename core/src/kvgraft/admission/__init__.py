@@ -1,8 +1,7 @@
 """Admission: demand vectors compared with headroom, pool by pool.
 
 promises    where slots are promised to a request, or refused
-demand      slots a request will need, derived from reach
-decision    admitted, deferred, never fits
+decision    admitted, deferred, never fits; slots a request will need, derived from reach
 waiting     the order in which waiting requests are tried
 """
 

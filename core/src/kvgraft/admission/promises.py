@@ -7,17 +7,24 @@ are not free are evictable. That is soundness (A7) without looking at any compon
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kvgraft.admission.decision import Decision, Outcome, Shortage, ShortTenant
-from kvgraft.admission.demand import SLACK_PAGES, default_demand, pages_up
+from kvgraft.admission.decision import (
+    SLACK_PAGES,
+    Decision,
+    Outcome,
+    Shortage,
+    ShortTenant,
+    default_demand,
+    pages_up,
+)
 from kvgraft.compiled import mypyc_attr
-from kvgraft.errors import ContractViolation, IntegrityError
+from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import Part
-from kvgraft.requests.request import ADMITTED, LeftOut, Request
+from kvgraft.requests.request import LeftOut, Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
@@ -322,7 +329,7 @@ class Budget:
         page_size = self.tree.page_size
         left = max(0, request.prompt - request.computed)
         tokens = min(left, limit if limit is not None else request.chunk)
-        for page in () if self.points.inside else request.checkpoints:
+        for page in request.checkpoints:
             boundary = page * page_size
             if request.computed < boundary < request.computed + tokens:
                 tokens = boundary - request.computed
@@ -353,28 +360,6 @@ class Budget:
                     fits = (request.allocated + room) * page_size
                     tokens = max(0, min(tokens, fits - request.computed))
         return tokens
-
-    def check(self, requests: Iterable[Request]) -> None:
-        """Raise `IntegrityError` unless promises and private pools add up (T8, A12)."""
-        open_requests = [each for each in requests if each.stage is ADMITTED]
-        for component in self.tree.components:
-            parts = [each.parts[component.index] for each in open_requests]
-            for ledger in component.devices:
-                accounts = [part.account for part in parts if part.account.ledger is ledger]
-                promised = sum([account.promised for account in accounts])
-                if promised != ledger.promised:
-                    raise IntegrityError(
-                        "A12",
-                        component.name,
-                        f"{ledger.name} promised({ledger.promised}) but requests hold {promised}",
-                    )
-            for position, books in enumerate(self.private[component.index]):
-                held = sum([len(part.private[position]) // SLOT_BYTES for part in parts])
-                if held != books.private:
-                    raise IntegrityError(
-                        "T8", component.name, f"private pool: {books.private} booked, {held} held"
-                    )
-                books.check()
 
 
 def _short(ledger: Ledger, need: int, room: int) -> Shortage:

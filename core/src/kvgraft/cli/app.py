@@ -16,10 +16,8 @@ import click
 import kvgraft
 from kvgraft.cli.components import components
 from kvgraft.cli.doctor import COMMANDS, doctor
-from kvgraft.entry_points import Published, published
 from kvgraft.errors import KvgraftError
-from kvgraft.installing import how_to_install
-from kvgraft.optional import PARTS
+from kvgraft.optional import PARTS, Published, how_to_install, published
 from kvgraft.refusals import of_type, other_names
 
 __all__ = ["main"]

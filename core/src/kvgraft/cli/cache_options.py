@@ -11,7 +11,7 @@ from click.core import ParameterSource
 from kvgraft.cli.sizes import ByteCount, TokenCount
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ConfigError
-from kvgraft.packages.policies import load_policy
+from kvgraft.packages.registry import load_policy
 
 __all__ = [
     "OptionGroup",

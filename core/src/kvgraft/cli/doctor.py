@@ -17,12 +17,9 @@ import kvgraft
 from kvgraft.cli.console import OutputConsole
 from kvgraft.compiled import is_compiled
 from kvgraft.contract import API_VERSION
-from kvgraft.entry_points import published
 from kvgraft.errors import ConfigError
-from kvgraft.installing import how_to_install
-from kvgraft.optional import PARTS, PARTS_GROUP
-from kvgraft.packages.policies import policy_names
-from kvgraft.packages.registry import discover
+from kvgraft.optional import PARTS, PARTS_GROUP, how_to_install, published
+from kvgraft.packages.registry import discover, policy_names
 from kvgraft.sizes import format_nbytes
 
 __all__ = ["doctor"]

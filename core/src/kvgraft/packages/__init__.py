@@ -2,7 +2,5 @@
 
 entry_points    names that installed distributions publish
 registry        the packages that may be used, and why others may not
-validation      a package's hooks, held to the contract
-hook_results    checks of the values a hook returns
-dispatch        the hooks of one cache's components, as plain callables
+dispatch        the hooks of one cache's components, as plain callables whose answers are checked
 """

@@ -1,7 +1,8 @@
 """The hooks of the loaded components, frozen into a table of plain callables.
 
 pluggy finds and validates; on the hot path a bound call costs a twentieth of a pluggy call. An
-entry is None where the component leaves the hook to its reach.
+entry is None where the component leaves the hook to its reach. The core reads fields of the answers
+on its hot path; a wrong type would show far from the component that gave it, so it is refused here.
 
 Where an observer such as the guard is installed, the entries go through pluggy after all: each
 component's hooks stand in a manager of their own, beside the wrappers around them.
@@ -12,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
+from numbers import Integral
+from reprlib import Repr
 from typing import Any, NamedTuple, TypeVar
 
 import pluggy
@@ -26,10 +29,9 @@ from kvgraft.errors import (
     PluginError,
     PluginHookError,
 )
-from kvgraft.packages.hook_results import HOOK_RESULTS, shown
 from kvgraft.packages.registry import HOOKS, NO_RULE, Plugin
 from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PrivatePool
-from kvgraft.pools.copies import PlaneCopy
+from kvgraft.pools.component import PlaneCopy
 from kvgraft.pools.planes import PlaneSpec
 from kvgraft.reach import Reach
 from kvgraft.refusals import first_refusal
@@ -46,7 +48,104 @@ from kvgraft.types import (
     TransferQuery,
 )
 
-__all__ = ["LockHooks", "Mounted", "TransferHooks", "mount", "parse_options"]
+__all__ = [
+    "HOOK_RESULTS",
+    "HookResult",
+    "LockHooks",
+    "Mounted",
+    "TransferHooks",
+    "are_spans",
+    "mount",
+    "parse_options",
+    "shown",
+]
+
+_SHORT = Repr()
+_SHORT.maxother = _SHORT.maxstring = 120
+
+
+def shown(answer: object) -> str:
+    """An answer in a message; long ones are cut, and tensors are not printed in full."""
+    return " ".join(_SHORT.repr(answer).split())
+
+
+class HookResult(NamedTuple):
+    """The form of a hook's answers other than None.
+
+    Attributes:
+        fits: whether an answer is of that form.
+        wanted: the form, in words.
+        rule: the rule that an answer of another form breaks.
+    """
+
+    fits: Callable[[object], bool]
+    wanted: str
+    rule: str
+
+
+def _whole(number: object) -> bool:
+    return isinstance(number, Integral)
+
+
+def _all_whole(numbers: object) -> bool:
+    if not isinstance(numbers, (tuple, list)):
+        return False
+    return all(type(number) is int or _whole(number) for number in numbers)
+
+
+def _is_match(answer: object) -> bool:
+    if not isinstance(answer, ComponentMatch):
+        return False
+    limit, pages = answer[:2]
+    if type(limit) is not int and not _whole(limit):
+        return False
+    return pages == () or _all_whole(pages)
+
+
+def are_spans(answer: object) -> bool:
+    """Whether a segment to pin is a list of pairs of whole pages.
+
+    Asked where the pin is taken, not where the hook is called: a refused lock is released (L1).
+    """
+    if not isinstance(answer, (list, tuple)):
+        return False
+    for span in answer:
+        if not isinstance(span, (tuple, list)) or len(span) != 2:
+            return False
+        start, end = span
+        if (type(start) is not int or type(end) is not int) and not all(map(_whole, span)):
+            return False
+    return True
+
+
+def _are_copies(answer: object) -> bool:
+    # By their fields: the transfers' own type stands above this module.
+    return isinstance(answer, Sequence) and all(
+        isinstance(copy, tuple) and hasattr(copy, "target_rows") and _whole(copy[0])
+        for copy in answer
+    )
+
+
+def _is_demand(answer: object) -> bool:
+    if not isinstance(answer, Demand):
+        return False
+    now: object = answer.now
+    later: object = answer.later
+    private: object = answer.private
+    if not isinstance(now, int) or not isinstance(later, int):
+        return False
+    return private == () or _all_whole(private)
+
+
+HOOK_RESULTS = {
+    "finalize_match_result": HookResult(
+        _is_match, "ComponentMatch or None, its boundaries in whole pages", "M5"
+    ),
+    "build_hicache_transfers": HookResult(_are_copies, "a list of PlaneCopy or None", "R2"),
+    "budget_contribution": HookResult(_is_demand, "Demand or None, in whole slots", "A1"),
+}
+"""By hook, for those whose answers the core reads fields of."""
+
 
 Query = TypeVar("Query")
 Answer = TypeVar("Answer")

@@ -3,14 +3,16 @@
 Each entry point is imported on its own so that a broken package
 takes nothing else down, and its hooks are held to the contract: names, marks, arguments,
 hooks that come in pairs, one distribution for one name. pluggy has the last word.
+Eviction policies are found by their names, too.
 """
 
 from __future__ import annotations
 
-import warnings
+import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,22 +27,130 @@ from kvgraft.contract import (
     Contract,
     check_api_version,
 )
-from kvgraft.entry_points import Published, import_failure, published
 from kvgraft.errors import ConfigError, PluginError
-from kvgraft.packages.validation import implemented_hooks
+from kvgraft.optional import Published, import_failure, published
+from kvgraft.policies.policy import EvictionPolicy
+from kvgraft.refusals import of_type
 from kvgraft.types import ComponentDeclaration
 
 __all__ = [
+    "BUILT_IN",
     "CURRENT",
     "HOOKS",
     "NO_RULE",
+    "POLICY_GROUP",
     "Found",
     "Plugin",
     "discover",
     "expect_installed",
+    "implemented_hooks",
     "load_plugin",
+    "load_policy",
+    "missing_members",
+    "policy_names",
     "select",
 ]
+
+MARKS = {
+    "wrapper": "only observers wrap hooks, see docs/guard.md",
+    "hookwrapper": "only observers wrap hooks, see docs/guard.md",
+    "optionalhook": "a hook that the core does not know would never run",
+    "specname": "give the function the hook's name",
+}
+"""Options of `hookimpl` that are not for components, and why."""
+
+SUSPENDED: tuple[Callable[[Any], bool], ...] = (
+    inspect.iscoroutinefunction,
+    inspect.isasyncgenfunction,
+    inspect.isgeneratorfunction,
+)
+"""Functions that answer later."""
+
+
+def implemented_hooks(
+    name: str,
+    implementation: object,
+    manager: pluggy.PluginManager,
+    contract: Contract,
+    written_for: ApiVersion,
+) -> set[str]:
+    """The hooks marked with `hookimpl`; every marked function must be a hook.
+
+    Args:
+        name: the component, for messages.
+        implementation: a module, or any object, with the hooks.
+        manager: reads the marks.
+        contract: the contract that the core keeps.
+        written_for: the version of it that the component was written for.
+
+    Raises:
+        PluginError: a hook that is misspelt, unmarked, marked as something else, or has other
+            arguments than in that version.
+    """
+    implemented = _marked(name, implementation, manager, contract)
+    for hook, spec in contract.hooks.items():
+        function = getattr(implementation, hook, None)
+        if spec.since > written_for:
+            if hook in implemented:
+                raise PluginError(
+                    name,
+                    f"{hook} is there since API {spec.since}, this component is written for API "
+                    f"{written_for}; declare {spec.since}",
+                )
+            # A function of its own that happens to have the name of a later hook.
+            continue
+        if function is not None and hook not in implemented:
+            raise PluginError(name, f"{hook} is not marked with @hookimpl, so it would never run")
+        if hook in implemented:
+            _check_arguments(name, hook, function, spec.arguments_for(written_for))
+    return implemented
+
+
+def _marked(
+    name: str, implementation: object, manager: pluggy.PluginManager, contract: Contract
+) -> set[str]:
+    hooks = set()
+    for attribute in dir(implementation):
+        marked = manager.parse_hookimpl_opts(implementation, attribute)
+        if marked is None:
+            continue
+        for option, why in MARKS.items():
+            if marked.get(option):
+                raise PluginError(name, f"{attribute} is marked @hookimpl({option}=...); {why}")
+        if attribute not in contract.hooks:
+            close = get_close_matches(attribute, contract.hooks, n=1)
+            known = ", ".join(contract.hooks)
+            advice = f"did you mean {close[0]}?" if close else f"hooks are {known}"
+            raise PluginError(name, f"{attribute} is no hook; {advice}")
+        hooks.add(attribute)
+    return hooks
+
+
+def _check_arguments(name: str, hook: str, function: Any, wanted: tuple[str, ...]) -> None:
+    """Refuse a hook that cannot be called with these arguments in this order."""
+    if any(suspended(function) for suspended in SUSPENDED):
+        said = f"{hook} is a coroutine or a generator; a hook is called and answers at once"
+        raise PluginError(name, said)
+    taken = inspect.signature(function).parameters
+    given = tuple(taken)
+    by_position = all(each.kind is each.POSITIONAL_OR_KEYWORD for each in taken.values())
+    if given != wanted or not by_position:
+        written = ", ".join(_written(taken))
+        raise PluginError(name, f"{hook} takes ({written}); it must take ({', '.join(wanted)})")
+
+
+def _written(taken: Any) -> list[str]:
+    """Arguments as a signature has them, with marks for keyword-only and variadic ones."""
+    words: list[str] = []
+    for name, each in taken.items():
+        if each.kind is each.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
+        stars = {each.VAR_POSITIONAL: "*", each.VAR_KEYWORD: "**"}.get(each.kind, "")
+        words.append(f"{stars}{name}")
+        if each.kind is each.POSITIONAL_ONLY:
+            words = [word for word in words if word != "/"] + ["/"]
+    return words
+
 
 CURRENT = Contract.read(hookspecs)
 """The contract of this core."""
@@ -101,8 +211,6 @@ def load_plugin(
 ) -> Plugin:
     """Check one component package against the version of the contract it was written for.
 
-    Warns with `DeprecationWarning` about hooks that the next major version takes away.
-
     Args:
         name: the component's name.
         implementation: a module, or any object, with the hooks.
@@ -125,7 +233,11 @@ def load_plugin(
         manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
         raise PluginError(name, f"{' '.join(str(error).split())}; see kvgraft.hookspecs") from error
-    hooks = _hooks_today(name, implementation, implemented, contract, written_for)
+    hooks: dict[str, Callable[..., Any]] = {}
+    for hook in sorted(implemented):
+        spec = contract.hooks[hook]
+        takes = spec.arguments_for(written_for)
+        hooks[hook] = _taking(getattr(implementation, hook), tuple(spec.arguments), takes)
     _check_complete(name, hooks.keys(), contract, written_for)
     return Plugin(name, declaration, SimpleNamespace(**hooks), distribution, version)
 
@@ -146,36 +258,6 @@ def _declare(name: str, implementation: object) -> ComponentDeclaration:
         said = f"{hook} returned {type(declaration).__name__}, not a ComponentDeclaration"
         raise PluginError(name, said, NO_RULE)
     return declaration
-
-
-def _hooks_today(
-    name: str,
-    implementation: object,
-    implemented: set[str],
-    contract: Contract,
-    written_for: ApiVersion,
-) -> dict[str, Callable[..., Any]]:
-    """A component's hooks as this contract calls them."""
-    hooks: dict[str, Callable[..., Any]] = {}
-    for hook in sorted(implemented):
-        spec = contract.hooks[hook]
-        function = getattr(implementation, hook)
-        takes = spec.arguments_for(written_for)
-        hooks[hook] = _taking(function, tuple(spec.arguments), takes)
-        if spec.deprecation is None:
-            continue
-        successor = spec.deprecation.renamed_to
-        if successor in implemented:
-            raise PluginError(name, f"implements {hook} and {successor}; keep {successor}")
-        if successor is not None:
-            hooks[successor] = _taking(function, tuple(contract.hooks[successor].arguments), takes)
-        warnings.warn(
-            f"component {name!r}: hook {hook} goes away in API {spec.deprecation.removal}; "
-            f"{spec.deprecation.advice}",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-    return hooks
 
 
 def _taking(
@@ -200,9 +282,7 @@ def _check_complete(
     """Hooks that every component has, and those that come in pairs, as of its version."""
 
     def lacks(hook: str) -> bool:
-        spec = contract.hooks[hook]
-        renamed = spec.deprecation is not None and spec.deprecation.renamed_to in hooks
-        return spec.since <= written_for and hook not in hooks and not renamed
+        return contract.hooks[hook].since <= written_for and hook not in hooks
 
     for hook in contract.required:
         if lacks(hook):
@@ -258,8 +338,6 @@ def _find(each: Published, contract: Contract) -> Found:
         plugin = load_plugin(name, each.load(), distribution, version, contract)
     except PluginError as refused:
         error = refused
-    except DeprecationWarning as warning:  # where warnings are errors
-        error = PluginError(name, str(warning).removeprefix(f"component {name!r}: "), NO_RULE)
     except (Exception, SystemExit) as raised:  # noqa: BLE001 - raised by a plugin, reported (P5)
         error = PluginError(name, import_failure(raised), NO_RULE)
     return Found(name, distribution, version, plugin, error)
@@ -305,3 +383,82 @@ def select(names: Sequence[str]) -> list[Plugin]:
         assert entry.plugin is not None
         plugins.append(entry.plugin)
     return plugins
+
+
+POLICY_GROUP = "kvgraft.policies"
+"""Entry point group of packages with policies: a class, or a function, without arguments."""
+
+BUILT_IN = {
+    "density": "kvgraft.policies.density:Density",
+    "lru": "kvgraft.policies.lru:LeastRecentlyUsed",
+}
+"""The core's own, imported when they are named."""
+
+
+def policy_names() -> list[str]:
+    """Policies that can be named in settings here."""
+    return sorted({*BUILT_IN, *(each.name for each in published(POLICY_GROUP))})
+
+
+def load_policy(name: str) -> EvictionPolicy:
+    """A new policy.
+
+    Raises:
+        ConfigError: nobody has one of this name, or its package cannot be used.
+    """
+    built_in = BUILT_IN.get(name)
+    if built_in is not None:
+        module, _, member = built_in.partition(":")
+        policy: EvictionPolicy = getattr(import_module(module), member)()
+        return policy
+    for each in published(POLICY_GROUP):
+        if each.name == name:
+            if each.contested is not None:
+                raise ConfigError(f"eviction policy {name!r}: {each.contested}")
+            return _published(name, each.load)
+    known = policy_names()
+    near = get_close_matches(name, known, n=1)
+    meant = f" did you mean {near[0]!r}?" if near else ""
+    raise ConfigError(
+        f"eviction policy {name!r} is not installed;{meant} use one of {', '.join(known)}, or "
+        "install its package"
+    )
+
+
+def _published(name: str, load: Callable[[], object]) -> EvictionPolicy:
+    """A package's policy. The package's code may raise anything, and is named then (P5)."""
+    try:
+        make = load()
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"eviction policy {name!r}: {import_failure(error)}") from error
+    if not callable(make):
+        raise ConfigError(
+            f"eviction policy {name!r}: its entry point is {of_type(make)}; publish a "
+            "class, or a function without arguments"
+        )
+    try:
+        policy = make()
+    except (Exception, SystemExit) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"eviction policy {name!r} cannot be made: {reason}") from error
+    missing = missing_members(policy)
+    if missing:
+        raise ConfigError(
+            f"eviction policy {name!r}: {of_type(policy)} has no {', '.join(missing)}; "
+            "implement kvgraft.policies.EvictionPolicy"
+        )
+    made: EvictionPolicy = policy
+    if made.name != name:
+        raise ConfigError(
+            f"eviction policy {name!r}: its `name` is {made.name!r:.40}; entry point and name must "
+            "agree"
+        )
+    return made
+
+
+def missing_members(policy: object) -> list[str]:
+    """Names of `EvictionPolicy` that an object does not have."""
+    return [each for each in MEMBERS if not hasattr(policy, each)]
+
+
+MEMBERS = ("name", "classifies", "order", "opened", "classify", "admitted", "finished", "describe")

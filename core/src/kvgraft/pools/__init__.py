@@ -2,16 +2,14 @@
 
 Plugins own the instances; these classes are their building blocks.
 
-allocator           which slots of a pool are free
-options             the options that give a payload its shape
-component           the object a component package builds for one cache
-device, host        a pool on a device, and its mirror in host memory
-planes, attention   one tensor's share of a slot
-stacks              planes of equal geometry, which move at once
-paged               pool and mirror of a component that keeps pages
-copies              rows to move between a pool and its mirror
-plan, available     memory that pools take, and memory that is available
-resizing, reserved  slots and memory of pools whose boundary moves
+allocator     which slots of a pool are free
+options       the options that give a payload its shape
+component     the object a component package builds for one cache, and copies between its pools
+device, host  a pool on a device, and its mirror in host memory
+planes        one tensor's share of a slot
+plan          memory that pools take, and memory that is available
+reserved      memory of pools whose boundary moves
+split         bytes among the pools, by need
 
 Importing this package imports no torch; names that need it load it on first use.
 """
@@ -23,12 +21,10 @@ from typing import TYPE_CHECKING, Any
 from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 
 if TYPE_CHECKING:
-    from kvgraft.pools.attention import attention_planes, torch_dtype
-    from kvgraft.pools.component import BuildContext, Component, PrivatePool
+    from kvgraft.pools.component import BuildContext, Component, PrivatePool, paged_pools
     from kvgraft.pools.device import DevicePool, slot_index
     from kvgraft.pools.host import SLAB_ALIGNMENT, HostMirror
-    from kvgraft.pools.paged import paged_pools
-    from kvgraft.pools.planes import PlaneSpec, plane_nbytes
+    from kvgraft.pools.planes import PlaneSpec, attention_planes, plane_nbytes, torch_dtype
 
 _LAZY = {
     "SLAB_ALIGNMENT": "host",
@@ -38,11 +34,11 @@ _LAZY = {
     "HostMirror": "host",
     "PlaneSpec": "planes",
     "PrivatePool": "component",
-    "attention_planes": "attention",
-    "paged_pools": "paged",
+    "attention_planes": "planes",
+    "paged_pools": "component",
     "plane_nbytes": "planes",
     "slot_index": "device",
-    "torch_dtype": "attention",
+    "torch_dtype": "planes",
 }
 
 __all__ = [

@@ -1,16 +1,30 @@
-"""The object a component package builds: its pools and its reach."""
+"""The object a component package builds: its pools and its reach; copies between its pools."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
-from kvgraft.errors import ConfigError
+from kvgraft.config import ComponentOptions
+from kvgraft.devices import PlaneCopy
+from kvgraft.errors import ConfigError, TransferError
 from kvgraft.pools.allocator import SlotAllocator
-from kvgraft.pools.device import DevicePool
+from kvgraft.pools.device import DevicePool, slot_index
 from kvgraft.pools.host import HostMirror
+from kvgraft.pools.planes import PlaneSpec
 from kvgraft.reach import Reach
+from kvgraft.types import Direction, TransferQuery
 
-__all__ = ["BuildContext", "Component", "PrivatePool"]
+__all__ = [
+    "BuildContext",
+    "Component",
+    "PlaneCopy",
+    "PrivatePool",
+    "paged_pools",
+    "pair_planes",
+    "run_copy",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,3 +98,81 @@ class Component:
     host: HostMirror | None = None
     slots_per_page: int = 1
     private: tuple[PrivatePool, ...] = field(default=())
+
+
+def paged_pools(
+    options: ComponentOptions,
+    context: BuildContext,
+    planes: Sequence[PlaneSpec],
+    host_planes: Sequence[PlaneSpec] | None = None,
+) -> tuple[DevicePool, HostMirror | None]:
+    """A device pool and its host mirror, one slot per page.
+
+    Args:
+        options: its `device_tokens` and `host_tokens` win over the context's.
+        context: page size, device and default sizes.
+        planes: the planes of one page on the device.
+        host_planes: those of the mirror; `planes` by default.
+
+    Returns:
+        Both pools; no mirror where the host size is 0.
+
+    Raises:
+        ConfigError: a size below one page.
+    """
+    device_tokens = options.device_tokens or context.device_tokens
+    host_tokens = context.host_tokens if options.host_tokens is None else options.host_tokens
+    n_device = _whole_pages("device_tokens", device_tokens, context)
+    device = DevicePool(planes, n_device, context.device)
+    if host_tokens == 0:
+        return device, None
+    n_host = _whole_pages("host_tokens", host_tokens, context)
+    mirrored = planes if host_planes is None else host_planes
+    return device, HostMirror(mirrored, n_host, pin=context.pin_host)
+
+
+def _whole_pages(option: str, tokens: int, context: BuildContext) -> int:
+    n_pages = context.pages(tokens)
+    if n_pages < 1:
+        raise ConfigError(
+            f"option {option}: {tokens} tokens make no page of {context.page_size}; "
+            f"give {context.page_size} or more"
+        )
+    return n_pages
+
+
+def pair_planes(component: Component, query: TransferQuery) -> list[PlaneCopy]:
+    """Copies for every plane that pool and mirror both have, by layer and name.
+
+    A component at home on HOST keeps more there than on DEVICE; planes without a partner are not
+    copied. Pools without payload have nothing to copy.
+    """
+    mirror = component.host
+    if mirror is None:
+        raise TransferError("a component without a host mirror has nothing to transfer")
+    if component.device.device.type == "meta":
+        return []
+    device_rows = slot_index(query.device_slots)
+    host_rows = slot_index(query.host_slots)
+    host_lanes = {(spec.layer, spec.name): lanes for spec, lanes in zip(mirror.specs, mirror.lanes)}
+    copies = []
+    for spec, lanes in zip(component.device.specs, component.device.lanes):
+        partner = host_lanes.get((spec.layer, spec.name))
+        if partner is None:
+            continue
+        if query.direction is Direction.BACKUP:
+            copies.append(PlaneCopy(spec.layer, lanes, partner, device_rows, host_rows))
+        else:
+            copies.append(PlaneCopy(spec.layer, partner, lanes, host_rows, device_rows))
+    copies.sort(key=attrgetter("layer"))
+    return copies
+
+
+def run_copy(copy: PlaneCopy) -> None:
+    """Move the rows between CPU tensors; torch releases the interpreter lock while it works."""
+    copy.target[copy.target_rows] = copy.source[copy.source_rows]
+
+
+def layers_of(copies: Sequence[PlaneCopy]) -> list[int]:
+    """The layers touched, in order, each once."""
+    return sorted({copy.layer for copy in copies})

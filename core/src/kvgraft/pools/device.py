@@ -3,28 +3,78 @@
 from __future__ import annotations
 
 import struct
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import DeviceRuntime
+from kvgraft.devices import DeviceRuntime, PlaneCopy
 from kvgraft.errors import ConfigError
-from kvgraft.pools.allocator import SlotAllocator
+from kvgraft.pools.allocator import ResizableAllocator, SlotAllocator
 from kvgraft.pools.plan import PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
-from kvgraft.pools.reserved import ReservedSpace, reserve
-from kvgraft.pools.resizing import ResizableAllocator
-from kvgraft.pools.stacks import PLANE_ALIGNMENT, copy_rows, stack_lanes
-from kvgraft.refusals import of_type
 from kvgraft.types import Tier
 
-__all__ = ["DevicePool", "slot_index"]
+if TYPE_CHECKING:
+    from kvgraft.pools.reserved import ReservedSpace
+
+__all__ = ["PLANE_ALIGNMENT", "DevicePool", "copy_rows", "slot_index", "stack_lanes"]
+
+PLANE_ALIGNMENT = 512
+"""Bytes to which every plane of a stack is aligned, as torch aligns memory on devices."""
+
+MOVED_NBYTES = 256 << 20
+"""Most bytes that a copy on a device gathers at a time: memory that it takes beside the pool."""
+
+
+def stack_lanes(lanes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The rows of planes `[n_slots, n_lanes]` as few tensors `[n_planes, n_slots, n_lanes]`.
+
+    Planes share a stack if they have one shape and element type and lie in one piece of memory, an
+    equal distance apart, as in a pool of its own and in an engine's tensor with a row per layer.
+    Views, no copies; together they cover every plane once.
+    """
+    alike: dict[object, list[torch.Tensor]] = {}
+    for rows in lanes:
+        where = rows.untyped_storage().data_ptr()
+        alike.setdefault((where, rows.shape, rows.stride(), rows.dtype), []).append(rows)
+    stacks = []
+    for group in alike.values():
+        group.sort(key=torch.Tensor.storage_offset)
+        steps = {b.storage_offset() - a.storage_offset() for a, b in pairwise(group)}
+        if len(steps) > 1 or 0 in steps:
+            stacks += [rows[None] for rows in group]
+            continue
+        first, step = group[0], steps.pop() if steps else 0
+        shape, stride = (len(group), *first.shape), (step, *first.stride())
+        stacks.append(first.as_strided(shape, stride, first.storage_offset()))
+    return stacks
+
+
+def copy_rows(
+    stack: torch.Tensor, read: torch.Tensor, write: torch.Tensor, limit_nbytes: int = MOVED_NBYTES
+) -> None:
+    """`stack[:, write] = stack[:, read]`, in two calls for each `limit_nbytes` bytes.
+
+    Args:
+        stack: `[n_planes, n_slots, n_lanes]`.
+        read: which slots, int64 `[n]` on its device.
+        write: the slots that become their copies, int64 `[n]` there; none of `read`, none twice.
+        limit_nbytes: most bytes to gather at a time, as far as one slot allows.
+    """
+    row_nbytes = stack.shape[0] * stack.shape[2] * stack.element_size()
+    at_once = max(1, limit_nbytes // max(1, row_nbytes))
+    if len(read) <= at_once:
+        stack.index_copy_(1, write, stack.index_select(1, read))
+        return
+    for some, into in zip(torch.split(read, at_once), torch.split(write, at_once)):
+        stack.index_copy_(1, into, stack.index_select(1, some))
+
 
 slot_numbers = struct.Struct("i").iter_unpack
 """The slots in bytes, each a tuple of its number."""
@@ -122,6 +172,8 @@ class DevicePool:
             n_slots = allocator.limit
         nbytes = n_slots * row_nbytes
         if isinstance(allocator, ResizableAllocator) and self.device.type != "meta":
+            from kvgraft.pools.reserved import reserve
+
             space = reserve(nbytes, self.device, n_planes)
             space.resize(allocator.end * row_nbytes)
             self._spaces[space] = row_nbytes
@@ -208,37 +260,6 @@ class DevicePool:
             for stack in self._stacks:
                 copy_rows(stack, read, write)
 
-    def check_slot(self, planes: object, what: str) -> None:
-        """Refuse anything but the tensors of one slot; `what` names them in the message.
-
-        Raises:
-            ConfigError: other shapes or element types, another number of them, or no tensors.
-        """
-        wanted = [(tuple(spec.shape), spec.dtype) for spec in self.specs]
-        if not isinstance(planes, Sequence) or not all(map(torch.is_tensor, planes)):
-            raise ConfigError(
-                f"{what} is {of_type(planes)}; give a list of {len(wanted)} tensors, one "
-                "for each plane of the pool"
-            )
-        given = [(tuple(plane.shape), plane.dtype) for plane in planes]
-        if given != wanted:
-            raise ConfigError(
-                f"{what} has planes {_listed(given)}; the pool's are {_listed(wanted)}"
-            )
-
-    def write_slot(self, slot: bytes, planes: Sequence[torch.Tensor]) -> None:
-        """Fill one slot: a tensor `[*shape]` for each of `specs`, in their order.
-
-        Raises:
-            ConfigError: other tensors than those; nothing is written.
-        """
-        if self.device.type == "meta":
-            return
-        self.check_slot(planes, "pool: a slot")
-        row = int.from_bytes(slot, sys.byteorder)
-        for into, plane in zip(self.planes, planes):
-            into[row].copy_(plane, non_blocking=True)
-
     def plane(self, layer: int, name: str) -> torch.Tensor:
         """The tensor `[n_slots, *shape]` of one layer's plane."""
         for spec, tensor in zip(self.specs, self.planes):
@@ -246,11 +267,6 @@ class DevicePool:
                 return tensor
         known = sorted({spec.name for spec in self.specs})
         raise ConfigError(f"pool: no plane {name!r} on layer {layer}; planes are {known}")
-
-
-def _listed(planes: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
-    """Planes in a message: shapes and element types."""
-    return ", ".join(f"{shape} {str(dtype).removeprefix('torch.')}" for shape, dtype in planes)
 
 
 def _as_lanes(plane: torch.Tensor) -> torch.Tensor:

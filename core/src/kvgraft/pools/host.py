@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
 from kvgraft.errors import ConfigError
+from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.device import slot_index
 from kvgraft.pools.plan import CPU, PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
-from kvgraft.pools.reserved import AddressSpace
-from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.types import Tier
+
+if TYPE_CHECKING:
+    from kvgraft.pools.reserved import AddressSpace
 
 __all__ = ["SLAB_ALIGNMENT", "HostMirror"]
 
@@ -82,6 +85,8 @@ class HostMirror:
         if isinstance(allocator, ResizableAllocator):
             n_slots = allocator.limit
             if memory.device.type != "meta":
+                from kvgraft.pools.reserved import AddressSpace
+
                 self._space = AddressSpace(n_slots * stride)  # it begins at a block
                 reserved = self._space.tensor()[0].view(n_slots, stride)
                 return memory.take(lambda: reserved)

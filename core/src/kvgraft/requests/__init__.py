@@ -1,16 +1,14 @@
 """One request's life: matched and pinned, promised, computed, published, ended.
 
-request         a request and the slots it owns
-account         slots promised of one pool, and slots taken of them
-leases          a match turned into pins
+request         a request
+parts           its part of a component: promises, and slots taken of them
+leases          a match turned into pins, and copies from HOST that it waits for
 resume_points   the boundaries it leaves for others to resume from
-page_slots      pages of a running request
-state_slots     its states
-runs            divisions of its runs of pages
-offers          what of its own it offers to the tree
-tables          those slots as the engine reads them
-load_back       copies from HOST that it waits for
-publishing      its data, shared through the tree
+slots           pages and states of a running request
+publishing      its data, offered to the tree and shared
 backup          which nodes are copied to HOST, and when
 eviction        slots freed for it in one pool
+rows, stepping  page tables, and a step of all that run
+uses            what is said of its data: classes, priorities, times to live
+pins, pending   prefixes that stay; pages that another request computes
 """

@@ -10,9 +10,8 @@ from kvgraft.errors import ContractViolation, KvgraftError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
-from kvgraft.tree.clearing import Sweeper
 from kvgraft.tree.component import Cause, TreeComponent
-from kvgraft.tree.eviction import Victim
+from kvgraft.tree.eviction import Sweeper, Victim
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier

@@ -1,4 +1,4 @@
-"""Leases: a match that stays true until it is released (M1 to M8, R8)."""
+"""Leases, a match that stays true until it is released, and the load-backs they need (M, R)."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import NamedTuple
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import LoadModel
 from kvgraft.errors import ContractViolation
-from kvgraft.packages.dispatch import Mounted
-from kvgraft.packages.hook_results import are_spans, shown
+from kvgraft.packages.dispatch import Mounted, are_spans, shown
 from kvgraft.requests.backup import Backups
+from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import NO_PAGES, Limited, Request
 from kvgraft.requests.resume_points import ResumePoints
+from kvgraft.transfers import Fence, Journal, Transfer
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.segments import common_pages, default_segment, segment_ahead
+from kvgraft.tree.pinning import Receipt, common_pages, default_segment, segment_ahead
 from kvgraft.tree.tree import Tree
-from kvgraft.types import LockQuery, Span, new_view
+from kvgraft.types import Direction, LockQuery, Span, new_view
 
-__all__ = ["Leases", "Locks"]
+__all__ = ["Leases", "LoadBacks", "Locks"]
 
 
 class Locks(NamedTuple):
@@ -407,3 +407,47 @@ def _check_segment(
                 raise ContractViolation(
                     "T6", component.name, f"acquire_component_lock pins {span} outside {outer}"
                 )
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LoadBacks:
+    """Starts the transfers of admitted requests, and shares those in flight already."""
+
+    def __init__(self, tree: Tree, journal: Journal, evictor: Evictor, leases: Leases) -> None:
+        self.tree = tree
+        self.journal = journal
+        self.evictor = evictor
+        self.leases = leases
+
+    def start(self, request: Request, fence: Fence | None) -> list[Transfer]:
+        """Reserve DEVICE slots for the missing part of the request's reach and start copying it.
+
+        Room is made per pool, for its own shortfall (R3); all slots are reserved or none (R4). An
+        error leaves the request as it was, so that it may ask again (I8).
+        """
+        components = self.tree.components
+        waits = [
+            self.journal.find(operation)
+            for operation in operations.waits_for(request.receipt, components)
+        ]
+        n_shared = len(waits)
+        plan = operations.load_plan(request.receipt, components)
+        if any(plan):
+            for component, nodes in zip(components, plan):
+                if nodes:
+                    n_slots = sum(component.n_slots(node) for node in nodes)
+                    self.evictor.make_room(component, n_slots, request.root.tenant, n_slots)
+            operation = operations.begin_load_back(self.tree, request.receipt)
+            if operation is None:
+                n_nodes = sum([len(each) for each in plan])
+                raise ContractViolation(
+                    "A7",
+                    None,
+                    f"load-back of an admitted request found no room for {n_nodes} nodes",
+                )
+            waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
+        for part in request.parts:
+            part.account.loaded()
+        self.leases.shared_loads += n_shared
+        request.waits, request.load_started = waits, True
+        return waits

@@ -11,10 +11,9 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
-from kvgraft.tree.observer import TreeObserver
 from kvgraft.tree.operations import segment_nodes
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.tree import Tree
+from kvgraft.tree.tree import Tree, TreeObserver
 
 __all__ = ["Pin", "Pins"]
 

@@ -13,14 +13,14 @@ from kvgraft.refusals import of_type
 from kvgraft.requests.parts import Part, StatePart
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
-from kvgraft.tree.lifetimes import Term
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind, Span
 
 if TYPE_CHECKING:
     from kvgraft.requests.pending import CacheMark, Pending
-    from kvgraft.requests.terms import Wanted
+    from kvgraft.requests.uses import Wanted
+    from kvgraft.tree.lifetimes import Term
 
 __all__ = [
     "ADMITTED",

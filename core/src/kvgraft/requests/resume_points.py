@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError
@@ -18,11 +18,13 @@ from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.request import NO_PAGES, Request
 from kvgraft.stats import PointStats
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.explaining import SkippedPoints
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import KINDS, Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
+
+if TYPE_CHECKING:
+    from kvgraft.tree.explaining import SkippedPoints
 
 __all__ = ["END", "GRID", "GRID_SHARE", "ResumePoints", "resume_pages"]
 
@@ -66,14 +68,12 @@ class ResumePoints:
             least; the cost of an extra pass of the model.
         decode_tokens: tokens between two states that are kept while decoding, where no component
             has a window.
-        inside: the engine hands over states from inside a chunk, so that nothing is cut.
 
     Attributes:
         made: points by kind: boundaries whose data went to the tree; one that was lost and made
             again counts twice.
         used: requests that were admitted and resume there.
-        skipped: points left out: a state found no slot, was not handed over, or could never fit
-            (I11).
+        skipped: points left out: a state found no slot, or could never fit (I11).
         reasons: why the last one was skipped, of kinds of which some were.
         spacing: pages between points of a grid.
         state_spacing: pages between states that are left behind at the ends of chunks.
@@ -87,12 +87,10 @@ class ResumePoints:
         *,
         cut_tokens: int,
         decode_tokens: int,
-        inside: bool,
     ) -> None:
         self.tree = tree
-        self.inside = inside
         self.matter = len(tree.prefix_closed) < len(tree.components)
-        self.cuts = tree.has_state and not inside
+        self.cuts = tree.has_state
         self.made: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.used: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.skipped: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
@@ -182,24 +180,8 @@ class ResumePoints:
         return range((start // spacing + 1) * spacing, end + 1, spacing)
 
     def on_grid(self, request: Request, page: int) -> bool:
-        """Whether the end of a chunk is a point of the grid: far enough from the point before.
-
-        Where states come from inside chunks too, the grid lies at the same pages wherever they end.
-        """
-        if self.inside:
-            return page % self.spacing == 0
+        """Whether the end of a chunk is a point of the grid: far enough from the point before."""
         return page - request.last_point >= self.spacing
-
-    def inside_chunk(self, request: Request, start: int, end: int) -> list[int]:
-        """Pages whose boundary lies inside the chunk of tokens `(start, end)` and needs a state.
-
-        Empty where the engine does not hand over states from inside a chunk.
-        """
-        if not self.inside or not self.tree.has_state:
-            return []
-        size = self.tree.page_size
-        grid = self.grid_between(request, max(start // size, request.last_point), end // size)
-        return sorted(page for page in {*request.checkpoints, *grid} if start < page * size < end)
 
     def leaves_state(self, request: Request, page: int) -> bool:
         """Whether a state is left behind at the end of a chunk: an eighth of the base's bytes."""
@@ -241,6 +223,8 @@ class ResumePoints:
 
     def skips(self) -> tuple[SkippedPoints, ...]:
         """Kinds of which points were skipped since the cache was opened, and why the last was."""
+        from kvgraft.tree.explaining import SkippedPoints
+
         return tuple(
             SkippedPoints(kind, self.skipped[kind], self.reasons[kind]) for kind in self.reasons
         )

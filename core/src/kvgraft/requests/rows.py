@@ -7,21 +7,140 @@ a step asks of most requests, so that it is a few array operations for all of th
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.errors import ConfigError, IntegrityError
+from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.request import Request
-from kvgraft.requests.tables import DEVICE, slot_table
+from kvgraft.requests.request import CLOSED, Request, no_request
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.inserting import Run
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 
-__all__ = ["RowLimits", "Rows", "TableChanges", "row_limits", "spread"]
+__all__ = [
+    "DEVICE",
+    "RowLimits",
+    "Rows",
+    "TableChanges",
+    "row_limits",
+    "slot_table",
+    "spread",
+    "state_slot",
+]
+
+DEVICE: Final = Tier.DEVICE
+"""As a global: before Python 3.12 an enum's attribute takes ten times as long to read."""
+
+from_buffer: Final[Any] = np.frombuffer
+INT32: Final[Any] = np.dtype(np.int32)
+
+
+def _nothing(n_pages: int, component: TreeComponent) -> bytes:
+    """-1 for every slot of `n_pages` pages."""
+    return b"\xff" * (n_pages * component.slots_per_page * SLOT_BYTES)
+
+
+def _expect_open(request: object) -> Request:
+    """Refuse other objects than requests, and one that has ended: its slots may be others' now."""
+    if not isinstance(request, Request):
+        raise no_request(request)
+    if request.stage is CLOSED:
+        raise LeaseError("request is closed and has no slots; read its table before it ends")
+    return request
+
+
+def _expect_pages(given: object, component: TreeComponent) -> Request:
+    """Refuse a component of states, and what `_expect_open` does."""
+    if component.is_state:
+        raise ConfigError(
+            f"component {component.name!r} keeps states and has no page table; use state_slot"
+        )
+    return _expect_open(given)
+
+
+def state_slot(request: Request, component: TreeComponent) -> int:
+    """The slot of a state component that the model writes for an admitted request."""
+    part = request.state_part(component.index)
+    if part is None:
+        raise ConfigError(f"component {component.name!r} has no states; use table")
+    if part.live is None:
+        raise LeaseError(f"component {component.name!r}: no state yet; allocate first")
+    return int.from_bytes(part.live, "little")
+
+
+def slot_table(
+    given: object, component: TreeComponent, tier: Tier, start: int = 0
+) -> npt.NDArray[np.int32]:
+    """The slots that a request holds on one tier, page by page from `start` on; -1 for none.
+
+    It holds what it has pinned and what is its own. Of a bounded reach the tree may have data
+    before that; others may take those slots at any time, and they are not in the table.
+
+    Raises:
+        LeaseError: the request has ended, or is none.
+        ConfigError: a component of states.
+    """
+    request = _expect_pages(given, component)
+    on_device = tier is DEVICE
+    index = component.index
+    runs = request.parts[index].runs
+    parts: list[bytes] = []
+    node = request.receipt.anchor
+    page = above = node.end
+    first = min(start, above)
+    for low, high in reversed(request.receipt.segments[index]):
+        if above <= first:
+            break
+        while node.end > high:
+            node = node.parent  # type: ignore[assignment]
+        if node.end < above:
+            parts.append(_nothing(above - node.end, component))
+        low = max(low, first)  # noqa: PLW2901
+        while node.end > low:
+            cell = node.cells[index]
+            slots = cell.device if on_device else cell.host
+            parts.append(slots if slots is not None else _nothing(node.end - node.start, component))
+            node = node.parent  # type: ignore[assignment]
+        above = node.end
+    if above > first:
+        parts.append(_nothing(above - first, component))
+        above = first
+    parts.reverse()
+    beside: list[Run] = []
+    for run in runs:
+        slots = run.device if on_device else run.host
+        if slots is None:
+            continue
+        if run.first < page:
+            # Published of wider components only, or another request's: it reads its own.
+            beside.append(run)
+            continue
+        if run.first > page:
+            parts.append(_nothing(run.first - page, component))
+        parts.append(slots)
+        page = run.end
+    if page < request.allocated:
+        parts.append(_nothing(request.allocated - page, component))
+    joined = b"".join(parts)
+    # From page `above` on; a node or a run may begin before `start`.
+    left_out = (start - above) * component.slots_per_page
+    if not beside:
+        return from_buffer(joined, INT32, -1, left_out * SLOT_BYTES)  # type: ignore[no-any-return]
+    table = np.frombuffer(bytearray(joined), dtype=np.int32)
+    for run in beside:
+        slots = run.device if on_device else run.host
+        assert slots is not None
+        place = (run.first - above) * component.slots_per_page
+        skipped = max(0, -place)
+        own = np.frombuffer(slots, dtype=np.int32)[skipped:]
+        table[place + skipped : place + skipped + len(own)] = own
+    table.flags.writeable = False
+    return table[left_out:]
+
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Slots: TypeAlias = npt.NDArray[np.int32]
@@ -327,65 +446,6 @@ class Rows:
             index = part.component.index
             self.states[index][request.row] = state_number(part.live)
             self.tracked[index][request.row] = state_number(part.tracked)
-
-    def check(self, requests: Sequence[Request]) -> None:
-        """Compare the rows with their requests, but for stale ones; O(entries).
-
-        Raises:
-            IntegrityError: T9, a row or an entry of a table is another's.
-        """
-        wrong = self._wrong(requests)
-        if wrong:
-            raise IntegrityError("T9", None, wrong[0])
-
-    def _wrong(self, requests: Sequence[Request]) -> list[str]:
-        """Rows that contradict their requests, in words; of those that are not stale."""
-        wrong: list[str] = []
-        owners = [each for each in self.request if each is not None]
-        if len(owners) + len(self.free) != self.n_rows or len(set(self.free)) < len(self.free):
-            wrong.append(f"{len(owners)} rows taken, {len(self.free)} free, of {self.n_rows}")
-        running = {id(each) for each in requests}
-        for row, request in enumerate(self.request):
-            if request is None:
-                continue
-            if request.row != row or id(request) not in running:
-                wrong.append(f"row {row} is of {request!r}, whose row is {request.row}")
-            elif row not in self.stale:
-                wrong += self._wrong_in(row, request)
-        return wrong
-
-    def check_row(self, request: Request) -> None:
-        """Compare one request's row with it.
-
-        Raises:
-            IntegrityError: T9, as in `check`.
-        """
-        wrong = self._wrong_in(request.row, request)
-        if wrong:
-            raise IntegrityError("T9", None, wrong[0])
-
-    def _wrong_in(self, row: int, request: Request) -> list[str]:
-        said = (int(self.length[row]), int(self.allocated[row]))
-        is_so = (request.computed, request.allocated)
-        wrong = [] if said == is_so else [f"row {row} is at {said}, {request!r} at {is_so}"]
-        for component in self.paged:
-            table = self.tables[component.index]
-            assert table is not None
-            slots = slot_table(request, component, DEVICE)
-            if not np.array_equal(table[row, : len(slots)], slots):
-                at = int(np.flatnonzero(table[row, : len(slots)] != slots)[0])
-                wrong.append(
-                    f"{component.name!r}: the table has slot {table[row, at]} at {at} of row {row}"
-                    f", {request!r} has {slots[at]}"
-                )
-        for component in self.state_components:
-            part = request.state_part(component.index)
-            assert part is not None
-            states = self.states[component.index][row], self.tracked[component.index][row]
-            held = state_number(part.live), state_number(part.tracked)
-            if states != held:
-                wrong.append(f"{component.name!r}: row {row} has states {states}, not {held}")
-        return wrong
 
 
 def spread(first: Ints, n: Ints) -> Ints:

@@ -25,8 +25,7 @@ from kvgraft.requests.parts import DECODED
 from kvgraft.requests.publishing import Leaving, Publisher
 from kvgraft.requests.request import Request, no_request
 from kvgraft.requests.rows import Rows, TableChanges, spread
-from kvgraft.requests.runs import NO_PAGE
-from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.slots import NO_PAGE, StateSlots
 from kvgraft.sizes import expect_count
 from kvgraft.tree import pinning
 from kvgraft.tree.keys import TOKEN_BYTES, token_rows

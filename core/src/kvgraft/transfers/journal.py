@@ -11,7 +11,7 @@ from operator import attrgetter
 from kvgraft.errors import TransferError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools import SLOT_BYTES
-from kvgraft.pools.copies import PlaneCopy, pair_planes
+from kvgraft.pools.component import PlaneCopy, pair_planes
 from kvgraft.stats import TransferStats
 from kvgraft.transfers.engine import Fence, Fences, Ticket, TransferEngine
 from kvgraft.tree import operations

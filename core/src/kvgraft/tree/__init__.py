@@ -5,5 +5,6 @@ tree                    structure, data arriving and leaving, splits
 matching, pinning       anchors and receipts
 inserting, eviction     data computed, room made
 operations              transfers between tiers, reserved then committed or aborted
-explaining, integrity   why a match ends where it does; recomputing everything
+tenants, lifetimes      whose data goes for whom; priorities and times to live
+explaining              why a match ends where it does
 """

@@ -1,19 +1,74 @@
-"""The tree's record of one component: its reach in pages, its ledgers, its candidates."""
+"""The tree's record of one component: its reach in pages, its ledgers, its queues of candidates."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
-from kvgraft.tree.fifo import Fifo
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
 from kvgraft.types import Kind, Span, Tier, new_span
+
+__all__ = ["Cause", "ComponentShape", "Fifo", "TreeComponent", "ordered"]
+
+
+class Fifo:
+    """Pairs of stamp and node, first in, first out.
+
+    Attributes:
+        n_slots: slots of the entries, as many as they had when they were entered.
+    """
+
+    __slots__ = ("_entries", "n_slots")
+
+    def __init__(self) -> None:
+        self._entries: deque[Any] = deque()
+        """Stamp, node and slots of each, one behind the other: no object for each entry."""
+        self.n_slots = 0
+
+    def enter(self, stamp: int, node: Node, n_slots: int) -> None:
+        """Enter a node behind all others."""
+        self._entries += (stamp, node, n_slots)
+        self.n_slots += n_slots
+
+    @property
+    def last(self) -> tuple[int, Node] | None:
+        """The entry behind all others; None if there is none."""
+        return (self._entries[-3], self._entries[-2]) if self._entries else None
+
+    def pop(self) -> tuple[int, Node] | None:
+        """Take the first entry; None if there is none."""
+        if not self._entries:
+            return None
+        take = self._entries.popleft
+        entry = take(), take()
+        self.n_slots -= take()
+        return entry
+
+    def keep(self, wanted: Callable[[Node], object]) -> None:
+        """Drop every entry whose node is not wanted; O(entries)."""
+        entries = [entry for entry in self._each() if wanted(entry[1])]
+        self._entries = deque([part for entry in entries for part in entry])
+        self.n_slots = sum([n_slots for _, _, n_slots in entries])
+
+    def __len__(self) -> int:
+        return len(self._entries) // 3
+
+    def __iter__(self) -> Iterator[tuple[int, Node]]:
+        """Every entry, the first one first."""
+        for stamp, node, _ in self._each():
+            yield stamp, node
+
+    def _each(self) -> Iterator[tuple[int, Node, int]]:
+        each = iter(self._entries)
+        return zip(each, each, each)
+
 
 BOUNDARIES: Final = 1024
 """Boundaries whose pages under the reach are remembered, of each component."""
@@ -23,8 +78,6 @@ FOREIGN_BOUNDARIES: Final = 16
 
 PLACES: Final = (ON_DEVICE, ON_HOST, BEHIND, CLEAN, DOUBLE)
 """The queues that a cell may have an entry in, as in `Cell.queued`."""
-
-__all__ = ["Cause", "ComponentShape", "TreeComponent", "ordered"]
 
 
 Cause = Literal["demoted", "deleted", "cascade", "leaf", "cleared"]

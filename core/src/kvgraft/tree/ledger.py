@@ -19,16 +19,34 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvgraft.errors import IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.stats import PoolStats
 from kvgraft.types import Tier
 
-__all__ = ["Ledger", "MovableLedger", "PoolBooks"]
+__all__ = ["Ledger", "MovableLedger", "PoolBooks", "SlotOwner"]
 
 NONE_EVICTED: Mapping[Any, int] = MappingProxyType({})
+
+
+class SlotOwner(NamedTuple):
+    """Slots owned outside the tree.
+
+    Attributes:
+        component: whose pool they are of.
+        tier: on which tier.
+        who: the owner's name, for messages.
+        slots: int32 bytes.
+        tenant: whose they are, as in `Node.tenant`.
+    """
+
+    component: str
+    tier: Tier
+    who: str
+    slots: bytes
+    tenant: int = 0
 
 
 class PoolBooks:
@@ -62,29 +80,29 @@ class PoolBooks:
         """The numbers of a headroom below 0, for messages."""
 
     @property
-    @abstractmethod
     def evictable(self) -> int:
         """Slots in the tree that nobody needs."""
+        return sum([each.evictable for each in self.parts])
 
     @property
-    @abstractmethod
     def pinned(self) -> int:
         """Slots in the tree that receipts hold."""
+        return sum([each.pinned for each in self.parts])
 
     @property
-    @abstractmethod
     def private(self) -> int:
         """Slots that running requests own."""
+        return sum([each.private for each in self.parts])
 
     @property
-    @abstractmethod
     def in_flight(self) -> int:
         """Slots that transfers hold."""
+        return sum([each.in_flight for each in self.parts])
 
     @property
-    @abstractmethod
     def promised(self) -> int:
         """Slots that requests were promised and have not taken."""
+        return sum([each.promised for each in self.parts])
 
     @property
     def name(self) -> str:

@@ -12,19 +12,14 @@ from bisect import insort
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from kvgraft.policies.policy import CLASS_BITS, Order
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.tenants import TenantOrders
+from kvgraft.tree.tree import EXPIRED, Tree
 
-if TYPE_CHECKING:
-    from kvgraft.tree.tree import Tree
-
-__all__ = ["EXPIRED", "Levels", "Lifetimes", "Term", "use_lifetimes"]
-
-EXPIRED: Final = -1 << 16
-"""The level of data whose time is over: below every priority."""
+__all__ = ["Levels", "Lifetimes", "Term", "use_lifetimes"]
 
 FEWEST_TERMS: Final = 1024
 """Uses with terms from which on those that no data is of any more are forgotten."""
@@ -35,13 +30,10 @@ class Term(NamedTuple):
 
     Attributes:
         priority: data of a lower one leaves first; 0 for data without a term.
-        until_request: its time is over once so many requests have begun, as they are counted; None
-            if requests do not matter.
-        until_s: when its time is over, in seconds of the clock; None if that does not matter.
+        until_s: when its time is over, in seconds of the clock; None for never.
     """
 
     priority: int
-    until_request: int | None = None
     until_s: float | None = None
 
 
@@ -49,7 +41,6 @@ class Lifetimes:
     """The terms of one tree's data, and the time.
 
     Attributes:
-        n_requests: requests that began since the first term.
         now_s: the clock, read when a request begins or ends and at every poll: while room is made
             it stands still.
     """
@@ -59,7 +50,6 @@ class Lifetimes:
         self._clock = clock
         self._terms: dict[int, Term] = {}
         self._most = FEWEST_TERMS
-        self.n_requests = 0
         self.now_s = clock()
 
     def read_clock(self) -> None:
@@ -85,19 +75,14 @@ class Lifetimes:
 
     def is_over(self, term: Term) -> bool:
         """Whether its time is over."""
-        by_requests = term.until_request is not None and term.until_request <= self.n_requests
-        return by_requests or (term.until_s is not None and term.until_s <= self.now_s)
+        return term.until_s is not None and term.until_s <= self.now_s
 
     def told(self, term: Term) -> str:
         """When its time is over, in words; empty if never."""
-        if self.is_over(term):
-            return "expired"
-        left = []
-        if term.until_request is not None:
-            left.append(f"with request {term.until_request - self.n_requests} from now")
-        if term.until_s is not None:
-            left.append(f"in {term.until_s - self.now_s:.3g} s")
-        return f"expires {' or '.join(left)}" if left else ""
+        if term.until_s is None:
+            return ""
+        left_s = term.until_s - self.now_s
+        return f"expires in {left_s:.3g} s" if left_s > 0 else "expired"
 
     def _forget(self) -> None:
         """Forget terms of uses that no data and no candidate is of."""
@@ -130,8 +115,7 @@ class Levels:
         self._levels = [0]
         self._timed: dict[Any, int] = {}
         """Candidates whose time is not over yet, with the stamps they were entered with."""
-        self._by_requests: list[tuple[int, int, Any]] = []
-        self._by_seconds: list[tuple[float, int, Any]] = []
+        self._by_time: list[tuple[float, int, Any]] = []
         self._expired: list[tuple[int, Any]] = []
         self._void: set[Any] = set()
         """Nodes that expired and left, and are in their level's order still."""
@@ -147,13 +131,9 @@ class Levels:
             order = self._orders[level] = self._make()
             insort(self._levels, level)
         order.push(stamp, node)
-        if term is None or (term.until_request is None and term.until_s is None):
-            return
-        self._timed[node] = stamp
-        if term.until_request is not None:
-            heappush(self._by_requests, (term.until_request, stamp, node))
-        if term.until_s is not None:
-            heappush(self._by_seconds, (term.until_s, stamp, node))
+        if term is not None and term.until_s is not None:
+            self._timed[node] = stamp
+            heappush(self._by_time, (term.until_s, stamp, node))
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the next victim: the longest unused whose time is over, else of the lowest level."""
@@ -174,16 +154,11 @@ class Levels:
 
     def _expire(self) -> None:
         """Find the entries whose time is over by now."""
-        lifetimes = self._lifetimes
-        while self._by_requests and self._by_requests[0][0] <= lifetimes.n_requests:
-            self._note_expired(*heappop(self._by_requests)[1:])
-        while self._by_seconds and self._by_seconds[0][0] <= lifetimes.now_s:
-            self._note_expired(*heappop(self._by_seconds)[1:])
-
-    def _note_expired(self, stamp: int, node: Any) -> None:
-        if self._timed.get(node) == stamp:
-            del self._timed[node]
-            heappush(self._expired, (stamp, node))
+        while self._by_time and self._by_time[0][0] <= self._lifetimes.now_s:
+            _, stamp, node = heappop(self._by_time)
+            if self._timed.get(node) == stamp:
+                del self._timed[node]
+                heappush(self._expired, (stamp, node))
 
     def keep(self, wanted: Callable[[Any], object]) -> None:
         """Drop every candidate that is not wanted; O(candidates)."""
@@ -194,13 +169,9 @@ class Levels:
         self._timed = {node: stamp for node, stamp in self._timed.items() if wanted(node)}
         self._expired = [entry for entry in self._expired if wanted(entry[1])]
         heapify(self._expired)
-        self._by_requests = [each for each in self._by_requests if self._waits(*each[1:])]
-        self._by_seconds = [each for each in self._by_seconds if self._waits(*each[1:])]
-        heapify(self._by_requests)
-        heapify(self._by_seconds)
-
-    def _waits(self, stamp: int, node: Any) -> bool:
-        return self._timed.get(node) == stamp
+        timed = self._timed
+        self._by_time = [each for each in self._by_time if timed.get(each[2]) == each[1]]
+        heapify(self._by_time)
 
     def score(self, stamp: int) -> float | None:
         """The policy's score within the level; None if it has none."""

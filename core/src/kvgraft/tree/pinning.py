@@ -16,13 +16,6 @@ from kvgraft.errors import LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import ON_DEVICE, Node
-from kvgraft.tree.segments import (
-    common_pages,
-    default_segment,
-    pages_without,
-    segment_ahead,
-    whole_nodes,
-)
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -32,6 +25,12 @@ __all__ = [
     "acquire",
     "acquire_node",
     "advance",
+    "common_pages",
+    "default_segment",
+    "hold_host",
+    "let_go_of_host",
+    "pages_without",
+    "parts_of",
     "pin_host",
     "release",
     "release_host",
@@ -39,7 +38,76 @@ __all__ = [
     "segment_ahead",
     "slide",
     "slides_from",
+    "whole_nodes",
 ]
+
+
+def default_segment(component: TreeComponent, boundary: int) -> tuple[Span, ...]:
+    """The pages a component's reach covers at a boundary; a pin's default (L3)."""
+    return component.segment_at(boundary)
+
+
+def segment_ahead(component: TreeComponent, boundary: int, position: int) -> tuple[Span, ...]:
+    """The part of the reach at a boundary that a request at page `position` still needs (L6)."""
+    segment = default_segment(component, boundary)
+    if position <= boundary or component.is_prefix_closed:
+        return segment
+    return common_pages(default_segment(component, position), segment)
+
+
+def common_pages(segment: tuple[Span, ...], other: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Pages in both; each is in order and disjoint. O(spans)."""
+    common: list[Span] = []
+    mine, its = 0, 0
+    while mine < len(segment) and its < len(other):
+        start = max(segment[mine].start, other[its].start)
+        end = min(segment[mine].end, other[its].end)
+        if start < end:
+            common.append(Span(start, end))
+        if segment[mine].end == end:
+            mine += 1
+        else:
+            its += 1
+    return tuple(common)
+
+
+def whole_nodes(anchor: Node, spans: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Spans grown to the boundaries of the nodes they begin and end inside."""
+    grown: list[Span] = []
+    for start, end in spans:
+        low, high = start, end
+        node: Node | None = anchor
+        while node is not None and node.parent is not None and node.end > start:
+            if node.start < end < node.end:
+                high = node.end
+            if node.start < start:
+                low = node.start
+            node = node.parent
+        if grown and low <= grown[-1].end:
+            grown[-1] = Span(grown[-1].start, max(grown[-1].end, high))
+        else:
+            grown.append(Span(low, high))
+    return tuple(grown)
+
+
+def pages_without(segment: tuple[Span, ...], kept: tuple[Span, ...]) -> tuple[Span, ...]:
+    """Pages of `segment` outside `kept`; a state's empty span when nothing is kept."""
+    given: list[Span] = []
+    for span in segment:
+        if span.start == span.end:
+            given.append(span)
+            continue
+        low = span.start
+        for keep in kept:
+            if keep.end <= low or keep.start >= span.end:
+                continue
+            if keep.start > low:
+                given.append(Span(low, keep.start))
+            low = max(low, keep.end)
+        if low < span.end:
+            given.append(Span(low, span.end))
+    return tuple(given)
+
 
 NO_PAGE: Final = 1 << 40
 """Behind the last page of every sequence."""
@@ -422,3 +490,74 @@ def pin_host(
     if moved and ledger is not None:
         ledger.pinned += step * moved
         ledger.evictable -= step * moved
+
+
+def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | None:
+    """Pin `node`'s HOST data, of every component (T6).
+
+    Of components that need every page, the nodes above are pinned too: a node with HOST data below
+    it is no victim, and so not evictable in the ledger either. Returns None, with nothing pinned,
+    where that takes slots promised to admitted requests (A12).
+
+    Args:
+        tree: the tree.
+        node: a node of it, or a root.
+        boundary: pin the data of `node` and the nodes above that the components need at this
+            boundary, in pages, instead. It may lie behind the node's end.
+    """
+    segments: list[tuple[Span, ...]] = []
+    for component in tree.components:
+        spans: tuple[Span, ...] = ()
+        if node.parent is not None and boundary is not None:
+            spans = _needed(component, node, boundary)
+        elif node.parent is not None and component.is_state:
+            spans = default_segment(component, node.end)
+        elif node.parent is not None:
+            spans = (Span(0 if component.is_prefix_closed else node.start, node.end),)
+        segments.append(spans)
+    receipt = Receipt(node, segments, 0)
+    node.receipts += 1
+    broken = False
+    for component, segment in zip(tree.components, segments):
+        pin_host(tree, component, node, segment, 0, 1)
+        ledger = component.hosts[node.tenant]
+        broken = broken or (ledger is not None and ledger.headroom < 0)
+    if broken:
+        let_go_of_host(tree, receipt)
+        return None
+    return receipt
+
+
+def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
+    """Undo `hold_host`, also after splits (L1).
+
+    Raises:
+        LeaseError: it was undone before (L2).
+    """
+    node = receipt.anchor
+    if receipt.released:
+        raise LeaseError(f"HOST hold of page {node.end}: already released; release it once")
+    receipt.released = True
+    node.receipts -= 1
+    release_host(tree, receipt)
+    if node.parent is not None and not node.live_device and not node.live_host:
+        tree.remove_dead(node)
+
+
+def _needed(component: TreeComponent, node: Node, boundary: int) -> tuple[Span, ...]:
+    """The part of a component's reach at a boundary that lies on a node and those above."""
+    if component.is_state:
+        return default_segment(component, boundary) if node.end == boundary else ()
+    reach = default_segment(component, boundary)
+    return whole_nodes(node, common_pages(reach, (Span(0, node.end),)))
+
+
+def parts_of(node: Node, start: int) -> list[Node]:
+    """The parts of a split node that began at page `start`, root first; none if it is gone."""
+    parts: list[Node] = []
+    part: Node | None = node
+    while part is not None and part.parent is not None and part.end > start:
+        parts.append(part)
+        part = part.parent
+    parts.reverse()
+    return parts

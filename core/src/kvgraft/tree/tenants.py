@@ -233,31 +233,6 @@ class SharedLedger(PoolBooks):
         return self._parts
 
     @property
-    def evictable(self) -> int:
-        """The tenants' together."""
-        return sum([each.evictable for each in self._parts])
-
-    @property
-    def pinned(self) -> int:
-        """The tenants' together."""
-        return sum([each.pinned for each in self._parts])
-
-    @property
-    def private(self) -> int:
-        """The tenants' together."""
-        return sum([each.private for each in self._parts])
-
-    @property
-    def in_flight(self) -> int:
-        """The tenants' together."""
-        return sum([each.in_flight for each in self._parts])
-
-    @property
-    def promised(self) -> int:
-        """The tenants' together."""
-        return sum([each.promised for each in self._parts])
-
-    @property
     def headroom(self) -> int:
         """Slots that are guaranteed to nobody and that no request holds or is promised."""
         return self.allocator.capacity - sum([each.claim for each in self._parts])

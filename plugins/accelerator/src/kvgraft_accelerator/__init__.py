@@ -1,5 +1,6 @@
 """A device of torch's: CUDA, ROCm, XPU, and whatever else has torch's streams and events.
 
+protocol       streams and events, as copies need them
 runtime        the device: memory, streams, events
 ways           which call moves which rows, by their sizes
 plain          the way that every device has: torch's own copies

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvgraft.devices.runtime import CopySizes, Purpose
 from kvgraft.errors import ConfigError
 from kvgraft.files import replace_file
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.protocol import CopySizes, Purpose
 from kvgraft_accelerator.ways import Way
 
 if TYPE_CHECKING:

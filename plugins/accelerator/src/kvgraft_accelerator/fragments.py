@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.devices.rows import PlaneCopy
+from kvgraft.devices import PlaneCopy
 
 __all__ = ["Fragmenter", "Fragments"]
 

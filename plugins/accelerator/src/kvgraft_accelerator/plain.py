@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from kvgraft.devices.rows import PlaneCopy
+from kvgraft.devices import PlaneCopy
 
 if TYPE_CHECKING:
     from kvgraft_accelerator.runtime import AcceleratorStream

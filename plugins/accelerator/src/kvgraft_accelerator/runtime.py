@@ -13,14 +13,14 @@ from typing import cast
 
 import torch
 
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import CopySizes, Event, Purpose
+from kvgraft.devices import PlaneCopy
 from kvgraft.errors import ConfigError, TransferError
 from kvgraft_accelerator import plain
 from kvgraft_accelerator.calibration import calibrated, given_sizes
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragmenter
 from kvgraft_accelerator.page_locked import page_locked
+from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
 from kvgraft_accelerator.ways import Ways, find_ways, parted
 
 __all__ = ["Accelerator", "AcceleratorEvent", "AcceleratorStream"]
@@ -34,7 +34,7 @@ too, unless the engine says otherwise."""
 
 
 class Accelerator:
-    """A device of torch's; see `DeviceRuntime`. The scheduler's thread uses it.
+    """A device of torch's; see `StreamRuntime`. The scheduler's thread uses it.
 
     Args:
         name: as torch names it, such as `cuda` or `cuda:1`.

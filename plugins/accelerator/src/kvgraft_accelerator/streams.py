@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 import torch
 
-from kvgraft.devices.runtime import DeviceRuntime, Event, Purpose, Stream
 from kvgraft.errors import TransferError
-from kvgraft.pools.copies import PlaneCopy
+from kvgraft.pools.component import PlaneCopy
 from kvgraft.transfers.engine import Fence, Ticket, fences_of
+from kvgraft_accelerator.protocol import Event, Purpose, Stream, StreamRuntime
 
 __all__ = ["StreamTicket", "StreamTransferEngine"]
 
@@ -128,7 +128,7 @@ class StreamTransferEngine:
 
     kind: type[StreamTicket] = StreamTicket
 
-    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float = 30.0) -> None:
+    def __init__(self, runtime: StreamRuntime, fence_timeout_s: float = 30.0) -> None:
         self.runtime = runtime
         self._loads = _Loads(runtime, fence_timeout_s)
         self._backups = _Backups(runtime, fence_timeout_s)
@@ -165,7 +165,7 @@ class _Lane:
 
     streams: tuple[Stream, ...]
 
-    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float) -> None:
+    def __init__(self, runtime: StreamRuntime, fence_timeout_s: float) -> None:
         self.runtime = runtime
         self._fence_timeout_s = fence_timeout_s
         self._held: deque[_Held] = deque()
@@ -230,7 +230,7 @@ class _Lane:
 class _Loads(_Lane):
     """HOST to DEVICE, layer by layer."""
 
-    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float) -> None:
+    def __init__(self, runtime: StreamRuntime, fence_timeout_s: float) -> None:
         super().__init__(runtime, fence_timeout_s)
         self.stream = runtime.stream(Purpose.LOAD_BACK)
         self.streams = (self.stream,)
@@ -245,7 +245,7 @@ class _Loads(_Lane):
 class _Backups(_Lane):
     """DEVICE to HOST, through the ring where rows are small."""
 
-    def __init__(self, runtime: DeviceRuntime, fence_timeout_s: float) -> None:
+    def __init__(self, runtime: StreamRuntime, fence_timeout_s: float) -> None:
         super().__init__(runtime, fence_timeout_s)
         self.stream = runtime.stream(Purpose.BACKUP)
         self._gathers = runtime.stream(Purpose.GATHER)
@@ -391,7 +391,7 @@ class _Ring:
         nbytes: of all parts.
     """
 
-    def __init__(self, runtime: DeviceRuntime, nbytes: int) -> None:
+    def __init__(self, runtime: StreamRuntime, nbytes: int) -> None:
         self.part_nbytes = nbytes // N_PARTS // ALIGNMENT * ALIGNMENT
         self._parts = deque(
             _Part(runtime.zeros((self.part_nbytes,), torch.uint8, f"part {number} of the ring"))

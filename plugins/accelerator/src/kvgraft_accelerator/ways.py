@@ -13,9 +13,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from kvgraft.devices.runtime import CopySizes
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.protocol import CopySizes
 
 __all__ = ["BatchedCopies", "Way", "Ways", "find_ways", "parted"]
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvgraft.errors import ConfigError, IntegrityError
+from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.plan import PlannedMemory
-from kvgraft.pools.resizing import ResizableAllocator
 from kvgraft.sizes import format_nbytes
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import PoolBooks

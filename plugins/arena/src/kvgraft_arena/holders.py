@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.observer import TreeObserver
+from kvgraft.tree.tree import TreeObserver
 from kvgraft.types import Tier
 
 __all__ = ["SlotHolders"]

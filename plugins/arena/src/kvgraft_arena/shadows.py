@@ -16,8 +16,7 @@ from kvgraft.requests.request import Request
 from kvgraft.tree import matching
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Cell, Node
-from kvgraft.tree.observer import TreeObserver
-from kvgraft.tree.tree import Tree
+from kvgraft.tree.tree import Tree, TreeObserver
 from kvgraft.types import Tier
 from kvgraft_arena.sums import PageSums
 

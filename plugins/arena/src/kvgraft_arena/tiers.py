@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
-from kvgraft.pools.resizing import ResizableAllocator
+from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request
 from kvgraft.transfers import Journal

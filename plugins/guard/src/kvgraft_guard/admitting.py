@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import Any
 
-from kvgraft.admission.decision import Decision, Outcome
-from kvgraft.admission.demand import pages_up
+from kvgraft.admission.decision import Decision, Outcome, pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.policies import Hint
 from kvgraft.requests.request import ADMITTED, Request

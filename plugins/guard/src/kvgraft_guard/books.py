@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvgraft.parts_factory import CacheParts
+from kvgraft.cache import Cache
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import PoolBooks
 
@@ -76,7 +76,7 @@ class Books:
         host: position of the HOST pool by the component's index, where it has one.
     """
 
-    def __init__(self, cache: CacheParts) -> None:
+    def __init__(self, cache: Cache) -> None:
         components = cache.tree.components
         pools = [
             Pool(component.name, "device", component.device, component) for component in components

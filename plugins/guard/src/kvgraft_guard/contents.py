@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 from zlib import crc32
 
+from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.pools import Component
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
@@ -42,7 +42,7 @@ class Contents:
         cache: the cache; its tree is told what arrives.
     """
 
-    def __init__(self, cache: CacheParts) -> None:
+    def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._payload = cache.config.payload

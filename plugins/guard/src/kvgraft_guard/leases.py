@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import enum
 
+from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Cell, Node
-from kvgraft.tree.segments import common_pages, default_segment
+from kvgraft.tree.pinning import common_pages, default_segment
 from kvgraft.types import Span
 from kvgraft_guard.paths import is_root_of
 
@@ -35,7 +35,7 @@ class Moment(enum.Enum):
 class Leases:
     """Checks the leases of one cache's requests."""
 
-    def __init__(self, cache: CacheParts) -> None:
+    def __init__(self, cache: Cache) -> None:
         self.tree = cache.tree
         self._own_segments = {
             component.index

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import PointKind
@@ -91,7 +91,7 @@ class Leavings:
         spacing: fewest pages between two points of a grid.
     """
 
-    def __init__(self, cache: CacheParts) -> None:
+    def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._paged = [component for component in cache.tree.components if not component.is_state]

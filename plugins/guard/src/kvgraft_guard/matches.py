@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
+from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import Limited, Request
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
@@ -47,7 +47,7 @@ class Expected(NamedTuple):
 class Matches:
     """Checks the matches of one cache."""
 
-    def __init__(self, cache: CacheParts, hooks: Sequence[HookGuard]) -> None:
+    def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
         self.cache = cache
         self.tree = cache.tree
         self.hooks = hooks
@@ -263,7 +263,7 @@ class Matches:
             pages = {last, (request.prompt - 1) // size, expected.base, *asked}
             config, before = self.cache.config, anchor
             for page in sorted(page for page in pages if anchor < page <= last):
-                costs_a_cut = page * size < request.prompt and not config.states_inside_chunks
+                costs_a_cut = page * size < request.prompt
                 gain = page - before
                 if states and costs_a_cut and gain * size < config.cut_tokens and page not in asked:
                     continue

@@ -9,11 +9,11 @@ from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers import Fence, Transfer
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.integrity import check_transfers
 from kvgraft.tree.node import CLEAN, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.types import Direction
 from kvgraft_guard.hooks import HookGuard
+from kvgraft_guard.integrity import check_transfers
 from kvgraft_guard.watched import Watched
 
 __all__ = ["Moves"]

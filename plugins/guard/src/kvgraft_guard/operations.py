@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from kvgraft.policies import Hint
     from kvgraft.requests.pins import Pin
     from kvgraft.requests.request import Request
-    from kvgraft.requests.state_slots import InnerStates
     from kvgraft.stats import ClearStats
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey
@@ -58,15 +57,8 @@ class GuardedOperations(_Operations):
         given: bool = self.guard.look("allocate", super().allocate, request, _number(n_tokens))
         return given
 
-    def computed(
-        self,
-        request: Request,
-        n_tokens: int,
-        fence: Fence | None = None,
-        states: InnerStates | None = None,
-    ) -> None:
-        n_tokens = _number(n_tokens)
-        self.guard.look("computed", super().computed, request, n_tokens, fence, states)
+    def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> None:
+        self.guard.look("computed", super().computed, request, _number(n_tokens), fence)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
         shared: bool = self.guard.look("checkpoint", super().checkpoint, request, fence)

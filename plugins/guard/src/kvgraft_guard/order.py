@@ -16,9 +16,8 @@ from kvgraft.policies.policy import Order as Policy
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.explaining import ranked
-from kvgraft.tree.lifetimes import EXPIRED
 from kvgraft.tree.node import CLEAN, DOUBLE, Node
-from kvgraft.tree.tree import Tree
+from kvgraft.tree.tree import EXPIRED, Tree
 
 if TYPE_CHECKING:
     from kvgraft.tree.ledger import PoolBooks

@@ -11,31 +11,29 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from kvgraft.assembly import Given, Part, PartsFactory
+from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.errors import ContractViolation
-from kvgraft.no_storage import NoStorage
 from kvgraft.optional import load_part
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts import Recorder
-from kvgraft.parts_factory import CacheParts, Part, PartsFactory
-from kvgraft.requests.clean_reserve import CleanReserve
+from kvgraft.parts import NoStorage, Recorder
+from kvgraft.requests.backup import CleanReserve
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
-from kvgraft.requests.rows import Rows
-from kvgraft.requests.state_slots import StateSlots
+from kvgraft.requests.slots import StateSlots
 from kvgraft.requests.stepping import Batch, Step, Stepper
-from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
-from kvgraft.tree.component import Cause, ComponentShape, TreeComponent
+from kvgraft.transfers import Fence, Journal, Transfer
+from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES
-from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 from kvgraft_guard.events import guarded_recorder
 from kvgraft_guard.hooks import HookGuard
+from kvgraft_guard.integrity import check_cache, check_row
 from kvgraft_guard.operations import guarded_operations
 from kvgraft_guard.splits import check_split, read_node
 from kvgraft_guard.tiering import GuardedTier, Tiering
@@ -208,7 +206,7 @@ class GuardedStepper(_Guarded, Stepper):
         return step
 
     def _check_stepped(self, request: Request, batch: Batch, step: Step) -> None:
-        self.rows.check_row(request)
+        check_row(self.rows, request)
         if batch.tokens is not None and all(each is not request for each in step.refused):
             _check_end(request, len(batch.tokens) // TOKEN_BYTES // len(batch.requests))
 
@@ -225,7 +223,12 @@ def _check_end(request: Request, n_tokens: int) -> None:
 
 
 class GuardedPartsFactory(PartsFactory):
-    """Makes the parts of a guarded cache, and the guard when they are all there."""
+    """Makes the parts of a guarded cache, and the guard when they are all there.
+
+    `check_cache` recomputes the books of a cache, guarded or not.
+    """
+
+    check_cache = staticmethod(check_cache)
 
     def __init__(self, config: CacheConfig) -> None:
         super().__init__(config)
@@ -252,33 +255,11 @@ class GuardedPartsFactory(PartsFactory):
     def hook_wrappers(self, plugin: Plugin) -> list[object]:
         return [HookGuard(plugin, ask_twice=self.config.guard is GuardMode.ON)]
 
-    def tree(
-        self,
-        shapes: Sequence[ComponentShape],
-        device: dict[str, PoolBooks],
-        host: dict[str, PoolBooks],
-    ) -> Tree:
-        return self._watch(super().tree(shapes, device, host))
-
-    def journal(self, tree: Tree, mounted: Sequence[Mounted], engine: TransferEngine) -> Journal:
-        return self._watch(super().journal(tree, mounted, engine))
-
-    def evictor(self, tree: Tree, journal: Journal) -> Evictor:
-        return self._watch(super().evictor(tree, journal))
-
-    def clean_reserve(self, tree: Tree, journal: Journal, evictor: Evictor) -> CleanReserve:
-        return self._watch(super().clean_reserve(tree, journal, evictor))
-
-    def stepper(
-        self, tree: Tree, rows: Rows, publisher: Publisher, states: StateSlots, evictor: Evictor
-    ) -> Stepper:
-        return self._watch(super().stepper(tree, rows, publisher, states, evictor))
-
-    def _watch(self, part: Part) -> Part:
-        """Note a guarded part, to tell it of the guard."""
-        assert isinstance(part, _Guarded)
-        self._watched.append(part)
-        return part
+    def make(self, plain: Callable[Given, Part], *given: Given.args, **named: Given.kwargs) -> Part:
+        made = super().make(plain, *given, **named)
+        if isinstance(made, _Guarded):
+            self._watched.append(made)
+        return made
 
     def storage(
         self,
@@ -300,10 +281,8 @@ class GuardedPartsFactory(PartsFactory):
         made: Recorder = guarded_recorder(load_part("events"))(tree, ended)
         return made
 
-    def operations(self, plain: type[Any]) -> type[Any]:
-        return guarded_operations(plain)
-
-    def ready(self, cache: CacheParts) -> Guard:
+    def ready(self, cache: Cache) -> Guard:
+        cache.__class__ = guarded_operations(type(cache))
         hooks = [
             plugin
             for each in cache.mounted

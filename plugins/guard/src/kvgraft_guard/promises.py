@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from kvgraft.admission.decision import Decision, Outcome, Shortage
+from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import StatePart
 from kvgraft.requests.request import ADMITTED, Request
@@ -21,7 +21,7 @@ from kvgraft_guard.paths import needed
 from kvgraft_guard.tenancy import most_for, room_for
 
 if TYPE_CHECKING:
-    from kvgraft.requests.account import Account
+    from kvgraft.requests.parts import Account
 
 __all__ = ["Promises"]
 
@@ -60,7 +60,7 @@ class Promises:
             next.
     """
 
-    def __init__(self, cache: CacheParts) -> None:
+    def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._default = [each.budget_contribution is None for each in cache.mounted]
@@ -360,8 +360,6 @@ class Promises:
         left = request.prompt - position
         wanted = min(left, request.chunk if limit is None else limit)
         marks = [page * size for page in request.checkpoints if page * size > position]
-        if self.cache.config.states_inside_chunks:
-            marks = []
         if marks and position + wanted > min(marks):
             wanted = min(marks) - position
         if wanted < left:

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
+from kvgraft.cache import Cache
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
@@ -45,7 +45,7 @@ class Rooms:
         left: whether data left the tree since `expect`.
     """
 
-    def __init__(self, cache: CacheParts, books: Books) -> None:
+    def __init__(self, cache: Cache, books: Books) -> None:
         self.books = books
         self.tree = cache.tree
         self.active = False

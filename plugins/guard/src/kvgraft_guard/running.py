@@ -8,7 +8,6 @@ from typing import Any
 from kvgraft.errors import ContractViolation
 from kvgraft.requests.parts import Due
 from kvgraft.requests.request import Request
-from kvgraft.requests.state_slots import InnerStates
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Direction, Tier
@@ -223,18 +222,11 @@ class Running:
                 f"{request.receipt.anchor!r} holds for others",
             )
 
-    def computed(
-        self,
-        request: Request,
-        n_tokens: int,
-        fence: Fence | None = None,
-        states: InnerStates | None = None,
-    ) -> After:
+    def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> After:
         """Slots go to the tree or are given back, none is taken; no promise pays for it (I12)."""
         del fence
         watched, shares, size = self.watched, self.watched.shares, self.tree.page_size
-        copies = bool(states) and watched.write_back
-        watched.rooms.expect(watched.states if states else watched.nothing, host_too=copies)
+        watched.rooms.expect(watched.nothing, host_too=False)
         stood, ahead = request.computed // size, list(request.checkpoints)
         due = None if n_tokens else shares.due(request)
         left = None
@@ -246,15 +238,12 @@ class Running:
             departed = self._check_left(request, left, was, now)
             shares.computed(request, left)
             shares.check_due(request, ahead, due)
-            inside = self._captured_inside(request, left)
             for at, (before, later) in enumerate(zip(was.counts, now.counts)):
                 pool = self.books.pools[at]
                 own = at < self.books.n_device or pool.tree_component.home_is_host
                 gone = departed.get(pool.tree_component.index) if own else None
                 freed = gone.freed if gone is not None and at < self.books.n_device else 0
                 risen = later[FREE] - before[FREE]
-                if states and (pool.tree_component.is_state or (copies and pool.name == "host")):
-                    continue  # room was made for states from inside the chunk
                 fallen = before[PRIVATE] - later[PRIVATE]
                 if pool.tree_component.is_state:
                     freed = risen  # a state that the tree had is free again
@@ -268,7 +257,7 @@ class Running:
                         "request to be free",
                     )
             falls = [
-                inside if component.is_state else self._may_take(component, left)
+                0 if component.is_state else self._may_take(component, left)
                 for component in self.tree.components
             ]
             self._check_headroom("computed", falls, rooms, now)
@@ -286,12 +275,6 @@ class Running:
         if not component.is_prefix_closed:
             return 0
         return self.watched.shares.leavings.beside(left, component) * component.slots_per_page
-
-    def _captured_inside(self, request: Request, left: Belongings | None) -> int:
-        """States that were captured at points of the grid, inside the chunk."""
-        if left is None:
-            return 0
-        return len(request.points.keys() - left.points.keys())
 
     def _check_left(
         self, request: Request, left: Belongings | None, was: Reading, now: Reading

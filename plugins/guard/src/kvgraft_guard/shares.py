@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from kvgraft.cache import Cache
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.pools import DevicePool
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.parts import Due
@@ -25,7 +25,7 @@ from kvgraft_guard.leavings import SMALL_TOKENS, Belongings, Leavings
 from kvgraft_guard.paths import Shelf, deepest, is_root_of, look, needed
 
 if TYPE_CHECKING:
-    from kvgraft.requests.account import Account
+    from kvgraft.requests.parts import Account
 
 __all__ = ["Offer", "Shares", "States"]
 
@@ -101,7 +101,7 @@ class Shares:
             to the next.
     """
 
-    def __init__(self, cache: CacheParts) -> None:
+    def __init__(self, cache: Cache) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._paged = [component for component in cache.tree.components if not component.is_state]
@@ -660,10 +660,7 @@ class Shares:
         before = max([at, *(each for each in request.left if each < page)])
         wanted_at, wanted_before = self._due.get(id(request), (request, anchor, anchor))[1:]
         may = leavings.affords(page - at, states_only=False)
-        if self.cache.config.states_inside_chunks:
-            may = must = page % leavings.spacing == 0
-        else:
-            must = leavings.affords(page - max(at, wanted_at), states_only=False)
+        must = leavings.affords(page - max(at, wanted_at), states_only=False)
         if must:
             return (Due.GRID,)
         may_leave = leavings.affords(page - before, states_only=True)

@@ -10,11 +10,11 @@ from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
-from kvgraft.parts_factory import CacheParts
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.keys import TokenKey
-from kvgraft.tree.segments import default_segment
+from kvgraft.tree.pinning import default_segment
 from kvgraft_guard.traffic import GuardedClient, GuardedPrefetching, GuardedStoring, Traffic
 from kvgraft_guard.watching import Guard
 from kvgraft_storage import StorageBackend, StorageTicket
@@ -96,7 +96,7 @@ class Tiering:
         traffic: checks of the calls to the store.
     """
 
-    def __init__(self, cache: CacheParts, tier: StorageTier, guard: Guard) -> None:
+    def __init__(self, cache: Cache, tier: StorageTier, guard: Guard) -> None:
         self.cache = cache
         self.tier = tier
         self.guard = guard

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from kvgraft.cache import Cache
 from kvgraft.config import WritePolicy
-from kvgraft.parts_factory import CacheParts
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
@@ -27,7 +27,7 @@ After = Callable[[Any, Reading, Reading], None]
 """A check after an operation, of its result and the books before and after it."""
 
 MAKES_ROOM = frozenset({"load_back", "allocate", "checkpoint", "evict", "move_memory"})
-"""Operations that evict on DEVICE; `computed` does too where it is given states."""
+"""Operations that evict on DEVICE."""
 
 
 class Watched:
@@ -55,7 +55,7 @@ class Watched:
         homes: whether any component is at home on HOST.
     """
 
-    def __init__(self, cache: CacheParts, hooks: Sequence[HookGuard]) -> None:
+    def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
         self.cache = cache
         self.tree = cache.tree
         self.hooks = hooks
@@ -70,8 +70,7 @@ class Watched:
         self.queues = tuple(cache.journal.queues.values())
         policy = self.policy = cache.config.write_policy
         self.write_back = policy is WritePolicy.WRITE_BACK and cache.backups.enabled
-        makes_room = MAKES_ROOM | ({"computed"} if cache.config.states_inside_chunks else set())
-        self.ends_backups = makes_room if self.write_back else frozenset()
+        self.ends_backups = MAKES_ROOM if self.write_back else frozenset()
         self.copies_hits = cache.backups.enabled and not self.write_back
         components = self.tree.components
         self.nothing = (0,) * len(components)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kvgraft.cache import Cache
 from kvgraft.config import GuardMode
 from kvgraft.errors import ContractViolation, KvgraftError
-from kvgraft.parts_factory import CacheParts
 from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.pinning import Receipt
 from kvgraft_guard.admitting import Admitting
@@ -80,7 +80,7 @@ class Guard:
     Not thread safe: it runs on the scheduler thread, inside the cache's operations.
     """
 
-    def __init__(self, cache: CacheParts, hooks: list[HookGuard]) -> None:
+    def __init__(self, cache: Cache, hooks: list[HookGuard]) -> None:
         config = cache.config
         self.cache = cache
         self.hooks = hooks

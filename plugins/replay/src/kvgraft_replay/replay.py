@@ -10,7 +10,7 @@ from typing import Any
 import kvgraft
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, StorageSettings, parse_config
-from kvgraft.devices.runtime import SIMULATED
+from kvgraft.devices import SIMULATED
 from kvgraft.errors import ConfigError
 from kvgraft.types import Tier
 from kvgraft_replay.arrivals import Arrivals, ClosedLoop, OpenLoop

@@ -18,9 +18,8 @@ from pydantic import ValidationError
 from pydantic_core import PydanticUndefined
 
 from kvgraft.contract import ApiVersion
-from kvgraft.entry_points import Published, import_failure, published
 from kvgraft.errors import ConfigError, KvgraftError
-from kvgraft.installing import how_to_install
+from kvgraft.optional import Published, how_to_install, import_failure, published
 from kvgraft.refusals import SettingsModel, first_refusal
 from kvgraft_storage.backend import StorageBackend
 

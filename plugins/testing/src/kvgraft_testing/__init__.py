@@ -20,8 +20,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from kvgraft.installing import how_to_install
-from kvgraft.optional import PARTS
+from kvgraft.optional import PARTS, how_to_install
 
 for _needed in ("hypothesis", "pytest"):
     if sys.modules.get(_needed, find_spec) is None or find_spec(_needed) is None:

@@ -13,9 +13,8 @@ from kvgraft.errors import (
     PluginError,
     PluginHookError,
 )
-from kvgraft.packages.hook_results import HOOK_RESULTS
+from kvgraft.packages.dispatch import HOOK_RESULTS
 from kvgraft.packages.registry import Plugin
-from kvgraft.rules import RULES
 from kvgraft_testing import clauses as _registered  # noqa: F401 - fills CLAUSES
 from kvgraft_testing.clause import CLAUSES, Clause, Undecided
 from kvgraft_testing.clauses.moving import bad_copies
@@ -25,6 +24,7 @@ from kvgraft_testing.process import SuiteProcess, Unusable
 from kvgraft_testing.production.sealing import Told, seal
 from kvgraft_testing.profiles import profile_named
 from kvgraft_testing.result import Result, Status
+from kvgraft_testing.rules import RULES
 from kvgraft_testing.subject import Subject
 from kvgraft_testing.suite import Suite
 

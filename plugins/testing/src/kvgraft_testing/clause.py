@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from kvgraft.contract import API_VERSION
 from kvgraft.errors import ContractViolation
-from kvgraft.rules import RULES
+from kvgraft_testing.rules import RULES
 from kvgraft_testing.subject import Subject
 
 __all__ = ["CLAUSES", "Clause", "Undecided", "clause", "expect"]

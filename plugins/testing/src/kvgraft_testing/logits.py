@@ -25,9 +25,10 @@ from kvgraft.config import parse_config
 from kvgraft.errors import ConfigError
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.requests.request import Request
-from kvgraft.transfers import Fence, PlaneCopy, SteppedTransferEngine, Ticket
+from kvgraft.transfers import Fence, PlaneCopy, Ticket
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Tier
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 __all__ = ["LogitsDifference", "LogitsReport", "PooledModel", "check_restored_logits"]
 

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
-from kvgraft.packages.policies import missing_members
+from kvgraft.packages.registry import missing_members
 from kvgraft.policies.policy import (
     CLASS_BITS,
     MAX_CLASSES,

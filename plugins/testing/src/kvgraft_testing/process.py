@@ -20,8 +20,8 @@ from typing import IO, Any
 
 from kvgraft.errors import ConfigError
 from kvgraft.packages.registry import expect_installed
-from kvgraft.rules import RULES
 from kvgraft_testing.result import Result, Status
+from kvgraft_testing.rules import RULES
 from kvgraft_testing.suite import Suite
 
 __all__ = ["SuiteProcess", "Unusable", "packed", "python_path"]

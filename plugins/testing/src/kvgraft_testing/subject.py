@@ -12,17 +12,18 @@ from kvgraft.assembly import expect_device, parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
-from kvgraft.devices.runtime import SIMULATED, DeviceRuntime, torch_device
+from kvgraft.devices import SIMULATED, torch_device
 from kvgraft.errors import ConfigError, ContractViolation, PluginError, TransferError
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
 from kvgraft.packages.registry import Plugin
 from kvgraft.pools import BuildContext
-from kvgraft.pools.copies import run_copy
+from kvgraft.pools.component import run_copy
 from kvgraft.pools.plan import PoolPlan
 from kvgraft.reach import Reach
 from kvgraft.terms import Trailing
 from kvgraft.transfers import PlaneCopy, TransferEngine
 from kvgraft.types import Kind, Tier
+from kvgraft_accelerator.protocol import StreamRuntime
 from kvgraft_accelerator.streams import StreamTransferEngine
 from kvgraft_testing.machine import Drive, Setup, drive, references, setups_for
 from kvgraft_testing.machine.accelerators import small_accelerator
@@ -199,7 +200,7 @@ class Subject:
         return {name: value for name, value in own if name not in ("device_tokens", "host_tokens")}
 
     @cached_property
-    def runtime(self) -> DeviceRuntime | None:
+    def runtime(self) -> StreamRuntime | None:
         """The device of pools that belong to no cache; None for the CPU.
 
         Raises:

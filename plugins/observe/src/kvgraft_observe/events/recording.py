@@ -9,8 +9,7 @@ from kvgraft.requests.hits import Loaded
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.observer import TreeObserver
-from kvgraft.tree.tree import Tree
+from kvgraft.tree.tree import Tree, TreeObserver
 from kvgraft.types import Tier
 from kvgraft_observe.events.kinds import Event, Evicted, Hit, Moved, Stored
 from kvgraft_observe.events.pages import Pages, Run

@@ -11,8 +11,8 @@ from rich.console import Console
 
 from kvgraft.cli.cache_options import cut_tokens_option, parse_tenants
 from kvgraft.cli.sizes import PoolSize, WholeNumber
-from kvgraft.entry_points import published
 from kvgraft.errors import ConfigError
+from kvgraft.optional import published
 from kvgraft_replay.cache_options import cache_options, parse_components
 from kvgraft_replay.output_options import (
     open_targets,

@@ -12,9 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from kvgraft.entry_points import Published, import_failure
 from kvgraft.errors import ConfigError
-from kvgraft.installing import how_to_install
+from kvgraft.optional import Published, how_to_install, import_failure
 from kvgraft.packages.registry import select
 from kvgraft.types import Kind
 

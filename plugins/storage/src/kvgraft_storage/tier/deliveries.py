@@ -6,8 +6,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.tree import matching
-from kvgraft.tree.holding import hold_host, let_go_of_host
-from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.pinning import Receipt, hold_host, let_go_of_host
 from kvgraft.tree.tree import Tree
 
 if TYPE_CHECKING:

@@ -25,11 +25,10 @@ import numpy.typing as npt
 
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.holding import hold_host, let_go_of_host
 from kvgraft.tree.keys import PageHashes, TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.pinning import Receipt, hold_host, let_go_of_host
 from kvgraft_storage import TRANSIENT, Status, StorageTicket
 from kvgraft_storage.keys import HASH_NBYTES
 from kvgraft_storage.tier.arriving import Arrival, arrive

@@ -14,10 +14,9 @@ import numpy.typing as npt
 from kvgraft.config import StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.tree.component import Cause, TreeComponent
-from kvgraft.tree.holding import hold_host, let_go_of_host, parts_of
 from kvgraft.tree.node import Node
-from kvgraft.tree.observer import TreeObserver
-from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.pinning import Receipt, hold_host, let_go_of_host, parts_of
+from kvgraft.tree.tree import TreeObserver
 from kvgraft.types import Tier
 from kvgraft_storage import TRANSIENT, Access, BreakerState, Status, StorageTicket
 from kvgraft_storage.memory import Buffers, aligned, copy, round_up

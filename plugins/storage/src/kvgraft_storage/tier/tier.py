@@ -14,8 +14,8 @@ from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request, expect_key
 from kvgraft.stats import StorageStats
-from kvgraft.tree.integrity import SlotOwner
 from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.ledger import SlotOwner
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from kvgraft.admission.demand import SLACK_PAGES, default_demand
+from kvgraft.admission.decision import SLACK_PAGES, default_demand
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.reach import PageReach
 from kvgraft.tree.component import TreeComponent

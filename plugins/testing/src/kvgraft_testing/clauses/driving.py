@@ -9,9 +9,9 @@ from __future__ import annotations
 from functools import partial
 
 from kvgraft.errors import ContractViolation
-from kvgraft.rules import RULES
 from kvgraft_testing.clause import Clause, Undecided, register
 from kvgraft_testing.machine import MACHINE_RULES
+from kvgraft_testing.rules import RULES
 from kvgraft_testing.subject import Subject
 
 __all__ = ["driven"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kvgraft.errors import ContractViolation
-from kvgraft.packages.hook_results import are_spans, shown
+from kvgraft.packages.dispatch import are_spans, shown
 from kvgraft.reach import PageReach
 from kvgraft.types import LockQuery, Span
 from kvgraft_testing.clause import clause, expect

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvgraft.errors import ContractViolation, TransferError
 from kvgraft.packages.dispatch import Mounted
-from kvgraft.pools.copies import pair_planes
+from kvgraft.pools.component import pair_planes
 from kvgraft.transfers import PlaneCopy
 from kvgraft.types import Direction, TransferQuery
 from kvgraft_testing.clause import clause, expect

@@ -7,7 +7,7 @@ from itertools import product
 import torch
 
 from kvgraft.errors import ContractViolation, KvgraftError, LeaseError
-from kvgraft.packages.hook_results import shown
+from kvgraft.packages.dispatch import shown
 from kvgraft.pools import Component, DevicePool, HostMirror
 from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft_testing.clause import clause, expect

@@ -15,8 +15,7 @@ from rich.markup import escape
 from kvgraft.cli.components import parse_component
 from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
-from kvgraft.installing import how_to_install
-from kvgraft.optional import PARTS
+from kvgraft.optional import PARTS, how_to_install
 
 if TYPE_CHECKING:
     from kvgraft_testing.result import Result

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from kvgraft.entry_points import published
-from kvgraft.packages.policies import BUILT_IN, POLICY_GROUP
+from kvgraft.optional import published
+from kvgraft.packages.registry import BUILT_IN, POLICY_GROUP
 from kvgraft_testing.commands.new_package import expect_name, into_option, render, show, write
 
 __all__ = ["new_policy"]

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvgraft.devices.runtime import CopySizes
 from kvgraft.errors import TransferError
 from kvgraft.transfers import Fence, PlaneCopy, Ticket
 from kvgraft_accelerator import Accelerator
+from kvgraft_accelerator.protocol import CopySizes
 from kvgraft_accelerator.streams import StreamTicket, StreamTransferEngine
 from kvgraft_testing.machine.engines import PromptedTransferEngine
 

@@ -153,9 +153,7 @@ class Admissions:
         whole = end == live.prompt or not end % size or end // size * size <= live.computed
         said = f"{live.name} at {live.computed} of {live.prompt} gets a chunk of {n_tokens}"
         self.judge.expect(whole, "A6", None, lambda: f"{said}, with pages of {size}")
-        inside = self.bench.resuming.inside
-        due = () if inside else live.due
-        passed = [page for page in due if live.computed < page * size < end]
+        passed = [page for page in live.due if live.computed < page * size < end]
         name = self.bench.states[0].name if self.bench.states else None
         self.judge.expect(
             not passed, "M5", name, lambda: f"{said}, states are to be kept at pages {passed}"

@@ -142,7 +142,6 @@ class Bench:
             self.model,
             cut_pages=-(-self.sizes.cut_tokens // self.sizes.page_size),
             decode_pages=1 if windows else max(1, decode_pages),
-            inside=self.sizes.inside,
             spacing=points.spacing,
             state_spacing=points.state_spacing,
         )

@@ -11,10 +11,11 @@ import enum
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from kvgraft.devices.runtime import DeviceRuntime
-from kvgraft.transfers import Fence, PlaneCopy, SteppedTransferEngine, Ticket
+from kvgraft.transfers import Fence, PlaneCopy, Ticket
+from kvgraft_accelerator.protocol import StreamRuntime
 from kvgraft_testing.machine.memory import spoil
 from kvgraft_testing.simulated import Unordered
+from kvgraft_testing.stepped import SteppedTransferEngine
 
 __all__ = ["Point", "PromptedTransferEngine", "Submission", "Wait"]
 
@@ -79,7 +80,7 @@ class PromptedTransferEngine(SteppedTransferEngine):
         failed: copies that failed, on request or because they could not run.
     """
 
-    runtime: DeviceRuntime | None = None
+    runtime: StreamRuntime | None = None
 
     def __init__(self) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from kvgraft.packages.hook_results import HOOK_RESULTS, are_spans, shown
+from kvgraft.packages.dispatch import HOOK_RESULTS, are_spans, shown
 from kvgraft.packages.registry import HOOKS, Plugin
 from kvgraft.pools import Component, slot_index
 from kvgraft.pools.allocator import SLOT_BYTES

@@ -13,7 +13,7 @@ from kvgraft.errors import (
     PluginHookError,
     TransferError,
 )
-from kvgraft.packages.hook_results import HOOK_RESULTS
+from kvgraft.packages.dispatch import HOOK_RESULTS
 
 __all__ = ["HOOK_RULES", "Judge", "ReaderError", "Stopped", "as_violation"]
 

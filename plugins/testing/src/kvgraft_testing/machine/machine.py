@@ -43,7 +43,7 @@ class CacheMachine(Scenes):
         load=st.sampled_from((None, LoadModel())),
         device=st.sampled_from((9, 12, 16)),
         host=st.sampled_from((9, 14, 20)),
-        cut_tokens=st.sampled_from((0, 0, 5, None, None)),
+        cut_tokens=st.sampled_from((0, 0, 5)),
         decode_tokens=st.sampled_from((0, 0, 5)),
     )
     @unless_over
@@ -54,10 +54,9 @@ class CacheMachine(Scenes):
         load: LoadModel | None,
         device: int,
         host: int,
-        cut_tokens: int | None = 0,
+        cut_tokens: int = 0,
         decode_tokens: int = 0,
     ) -> None:
-        """With no `cut_tokens` nothing is cut: states come from inside chunks."""
         scale = self.fitting[page_size]
         sizes = Sizes(
             page_size,
@@ -65,8 +64,7 @@ class CacheMachine(Scenes):
             load,
             device * scale,
             host * scale,
-            cut_tokens or 0,
-            inside=cut_tokens is None,
+            cut_tokens,
             decode_tokens=decode_tokens,
         )
         self.harness = Harness(self.setup, sizes, self.judge)

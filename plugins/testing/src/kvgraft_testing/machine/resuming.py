@@ -78,7 +78,6 @@ class Resuming:
         model: the components.
         cut_pages: pages between two boundaries at which a prefill is cut for its states, at least.
         decode_pages: while decoding, states are kept at multiples of this many pages.
-        inside: whether the engine hands over states from inside a chunk.
         spacing: pages between points of the grid.
         state_spacing: pages between states that are left behind.
     """
@@ -86,7 +85,6 @@ class Resuming:
     model: BruteForce
     cut_pages: int = 0
     decode_pages: int = 1
-    inside: bool = False
     spacing: int = 1
     state_spacing: int = 1
 
@@ -116,7 +114,7 @@ class Resuming:
             ends_prompt = page * self.model.page_size == prompt
             repeats_alone = page == repeat != last and known < repeat and page not in asked
             rare = bool(self.states) and repeats_alone
-            free = self.inside or ends_prompt or not self.states or page in asked
+            free = ends_prompt or not self.states or page in asked
             least = max(0 if free else self.cut_pages, repeat / REPEAT_SHARE if rare else 0)
             if page - before >= least:
                 kept.add(page)
@@ -130,8 +128,6 @@ class Resuming:
 
     def is_on_grid(self, own: Progress, page: int) -> bool:
         """Whether a chunk that ends at a boundary leaves a regular point there."""
-        if self.inside:
-            return page % self.spacing == 0
         return page - own.last_point >= self.spacing
 
     def most_nbytes(self, parts: Iterable[ModelComponent], nbytes: Mapping[str, int]) -> int:

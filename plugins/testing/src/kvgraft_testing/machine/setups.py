@@ -9,7 +9,7 @@ from typing import Any
 from kvgraft.assembly import parts_of, planned_nbytes
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, TenantSettings
-from kvgraft.devices.runtime import SIMULATED
+from kvgraft.devices import SIMULATED
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Tier
@@ -151,7 +151,6 @@ def open_cache(
         load=sizes.load,
         cut_tokens=sizes.cut_tokens,
         decode_interval_tokens=sizes.decode_tokens,
-        states_inside_chunks=sizes.inside,
         transfer_timeout_s=1e-3,
         device=setup.device,
         tenants={name: TenantSettings.model_validate(each) for name, each in setup.tenants.items()},

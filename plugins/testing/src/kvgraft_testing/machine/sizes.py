@@ -21,7 +21,6 @@ class Sizes:
         load: when a load is skipped; None for never.
         device, host: pools, in pages.
         cut_tokens: how close to one another a prefill may be cut for its states.
-        inside: whether states come from inside a chunk, so that nothing is cut.
         decode_tokens: how far apart states are kept while decoding.
     """
 
@@ -31,7 +30,6 @@ class Sizes:
     device: int = 14
     host: int = 16
     cut_tokens: int = 0
-    inside: bool = False
     decode_tokens: int = 0
 
     def __str__(self) -> str:
@@ -39,7 +37,6 @@ class Sizes:
         states = "" if not self.cut_tokens else f", cut at {self.cut_tokens} tokens or more"
         if self.decode_tokens > self.page_size:
             states += f", kept every {self.decode_tokens} tokens of a decode"
-        states += ", states from inside chunks" if self.inside else ""
         return (
             f"pages of {self.page_size}, {self.device} pages on DEVICE, {self.host} on HOST, "
             f"{self.policy.value}, {load}{states}"

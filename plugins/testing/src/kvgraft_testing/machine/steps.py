@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
-from kvgraft.requests.state_slots import InnerStates
 from kvgraft.requests.stepping import Step
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
@@ -20,9 +17,6 @@ __all__ = ["Steps"]
 
 Pages = dict[Prefix, tuple[int, ...]]
 
-LEFT_OUT = 4
-"""An engine leaves out one of so many states that it is asked for inside chunks."""
-
 
 class Steps:
     """Prefill and decode steps; nothing is computed but stamps."""
@@ -32,7 +26,6 @@ class Steps:
         self.cache, self.model = bench.cache, bench.model
         self.judge, self.payloads = bench.judge, bench.payloads
         self.publishing = bench.publishing
-        self._n_asked = 0
 
     def advance(
         self, live: Live, n_tokens: int, *, promised_by: str | None, fenced: bool = True
@@ -110,15 +103,9 @@ class Steps:
         bench, own, resuming = self.bench, live.own, self.bench.resuming
         request, size = live.request, self.model.page_size
         before, tables = bench.seen, self.publishing.tables(live)
-        skipped = self.publishing.skipped
-        was, n_states, last_point = live.computed // size, len(own.captured), own.last_point
+        was, last_point = live.computed // size, own.last_point
         live.computed += n_tokens
         page, rest = divmod(live.computed, size)
-        states, taken, wanted = None, 0, list[int]()
-        if resuming.inside and bench.states:
-            wanted = self._inside_of(live, live.computed - n_tokens)
-            states, taken = self._inside(live, wanted, before)
-        n_states = len(own.captured) - n_states
         if bench.states:
             self._stand(live, 0 if rest else page)
 
@@ -130,18 +117,12 @@ class Steps:
 
         bench.act(
             "computed",
-            lambda: self._note(live, n_tokens, fence, states),
-            pressure=Pressure(
-                device={each.name: n_states for each in bench.states}, asks=live.namespace
-            ),
+            lambda: self._note(live, n_tokens, fence),
+            pressure=Pressure(device={}, asks=live.namespace),
             uses=uses,
         )
         for (name, tier), books in bench.seen.books.items():
-            if n_states and (tier == "host" or bench.waited_in_vain):
-                continue  # room for states was made, and copies to HOST are on their way
             cost = self._joined(before, name, tier)
-            if tier == "device" and self.model.component(name).is_state:
-                cost += taken
             was_room = before.headroom(name, tier, live.namespace)
             if bench.seen.headroom(name, tier, live.namespace) + cost < was_room:
                 said = f"{tier}: {before.books[name, tier]} became {books} as {live.name} went on"
@@ -154,14 +135,6 @@ class Steps:
         if resuming.matters:
             bench.counts["left behind"] += page > was
             self.publishing.check(live, own.based)
-        none = [page for page in wanted if page not in own.points]
-        counted = self.publishing.skipped - skipped
-        self.judge.expect(
-            counted == live.count_skipped(none),
-            "I11",
-            None,
-            lambda: f"{live.name} keeps no states at pages {none}, {counted} count as skipped",
-        )
         assert live.computed == request.computed
 
     def _slots(self, live: Live, n_tokens: int) -> bool:
@@ -173,14 +146,12 @@ class Steps:
             self._check_step(live, step, n_tokens)
         return not step.refused
 
-    def _note(
-        self, live: Live, n_tokens: int, fence: Point | None, states: InnerStates | None
-    ) -> None:
+    def _note(self, live: Live, n_tokens: int, fence: Point | None) -> None:
         """Tokens exist, by `computed` or in a step."""
         if self._is_stepped(live):
             self.cache.step([live.request], n_tokens=0, fence=fence)
         else:
-            self.cache.computed(live.request, n_tokens, fence, states)
+            self.cache.computed(live.request, n_tokens, fence)
 
     def _is_stepped(self, live: Live) -> bool:
         """Whether a request decodes in steps, and has come that far."""
@@ -230,59 +201,6 @@ class Steps:
         else:
             pages = was.host.keys() & (held.host_pinned - was.host_pinned)
         return len(pages) * component.slots_per_page
-
-    def _inside_of(self, live: Live, start: int) -> list[int]:
-        """Boundaries inside the chunk that began at token `start` whose states are asked for."""
-        bench, own, size = self.bench, live.own, self.model.page_size
-        inside = range(start // size + 1, -(-live.computed // size))
-        grid = bench.resuming.on_grid(
-            live.prompt, max(start // size, own.last_point), live.computed // size
-        )
-        wanted = [page for page in inside if page in live.due or page in grid]
-        asked = self.cache.state_boundaries(live.request, live.computed - start)
-        self.judge.expect(
-            asked == [page * size for page in wanted],
-            "I10",
-            None,
-            lambda: f"states of {live.name} are asked for at {asked}, points are at {wanted}",
-        )
-        return wanted
-
-    def _inside(
-        self, live: Live, wanted: list[int], before: Snapshot
-    ) -> tuple[dict[str, dict[int, list[torch.Tensor]]], int]:
-        """The states an engine has at some boundaries inside a chunk.
-
-        They are kept where they are promised, or for as long as every pool has a slot to spare;
-        how many of the latter is told as well (I10, I11). Now and then the engine leaves one out.
-        """
-        bench, own, size = self.bench, live.own, self.model.page_size
-        spare = min(before.headroom(each.name, "device", live.namespace) for each in bench.states)
-        taken = 0
-        given = [page for page in wanted if not self._left_out()]
-        for page in wanted:
-            is_due = page in live.due
-            live.due.discard(page)
-            if page not in given or not (is_due or taken < spare):
-                own.points.discard(page)
-                continue
-            taken += not is_due
-            own.points.add(page)
-            own.captured.add(page)
-            own.last_point = page
-        handed = {
-            each.name: {
-                page * size: self.payloads.planes(each, self.model.prefix(*live.sequence, page - 1))
-                for page in given
-            }
-            for each in bench.states
-        }
-        return handed, taken
-
-    def _left_out(self) -> bool:
-        """Whether the engine leaves out the next state it is asked for."""
-        self._n_asked += 1
-        return self._n_asked % LEFT_OUT == 0
 
     def _stand(self, live: Live, page: int) -> None:
         """The live states stand at a boundary, or between two: are they to be kept?"""

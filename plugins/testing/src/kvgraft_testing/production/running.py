@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
-from kvgraft.packages.hook_results import HOOK_RESULTS
+from kvgraft.packages.dispatch import HOOK_RESULTS
 from kvgraft.packages.registry import Plugin
 from kvgraft_testing.machine.judging import HOOK_RULES
 from kvgraft_testing.process import packed

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import SIMULATED, CopySizes, Event, Purpose, torch_device
+from kvgraft.devices import SIMULATED, PlaneCopy, torch_device
 from kvgraft.errors import ContractViolation, TransferError
 from kvgraft_accelerator.fragments import Fragmenter, Fragments
+from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
 from kvgraft_testing.simulated.ordering import Access, Clock, Memory, Ordering, Unordered
 from kvgraft_testing.simulated.streams import Point, SimulatedEvent, SimulatedStream, Work
 from kvgraft_testing.simulated.tensor import DeviceTensor
@@ -48,7 +48,7 @@ def latest(n: int) -> int:
 
 
 class SimulatedDevice:
-    """A device that lies in wait; see `DeviceRuntime`.
+    """A device that lies in wait; see `StreamRuntime`.
 
     It queues all that is submitted. Work runs when the host waits for something that needs it, or
     when the schedule chooses so, in an order that streams and events allow. Every access to its

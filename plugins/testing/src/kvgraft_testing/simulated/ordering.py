@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.devices.runtime import Purpose
+from kvgraft_accelerator.protocol import Purpose
 
 __all__ = ["Access", "Clock", "Memory", "Ordering", "Unordered", "join"]
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from kvgraft.devices.rows import PlaneCopy
-from kvgraft.devices.runtime import Event, Purpose
+from kvgraft.devices import PlaneCopy
 from kvgraft.errors import TransferError
+from kvgraft_accelerator.protocol import Event, Purpose
 from kvgraft_testing.simulated.ordering import Clock, join
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ class Asking:
 
     def _asked(self, hook: str, function: Callable[[Any], Any], query: Any) -> Any:
         from kvgraft.errors import PluginError, PluginHookError
-        from kvgraft.packages.hook_results import are_spans, shown
+        from kvgraft.packages.dispatch import are_spans, shown
 
         try:
             answer = function(query)
@@ -108,7 +108,7 @@ class Asking:
 
     def _copy(self, mounted: Any) -> None:
         """Back some slots up, load them into others; one transfer is given up."""
-        from kvgraft.pools.copies import run_copy
+        from kvgraft.pools.component import run_copy
         from kvgraft.transfers import pair_planes
         from kvgraft.types import Direction, TransferQuery
 

@@ -78,7 +78,7 @@ class Serving:
     def _open_at(self, scale: int) -> None:
         from kvgraft.cache import Cache
         from kvgraft.config import CacheConfig, WritePolicy
-        from kvgraft.transfers import SteppedTransferEngine
+        from kvgraft_testing.stepped import SteppedTransferEngine
 
         self.transfers = SteppedTransferEngine()
         plugin = self.plugin

@@ -1,30 +1,232 @@
-"""The states a running request owns: the live one, captured ones, and the decode's last."""
+"""The slots a running request owns: its pages, and its live, captured and last decoded states."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
 
 from kvgraft.compiled import mypyc_attr
-from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
-from kvgraft.packages.hook_results import shown
-from kvgraft.refusals import of_type
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.parts import DECODED, POINT, Due, StatePart
+from kvgraft.requests.parts import DECODED, POINT, Due, Part, StatePart
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import GRID, ResumePoints
 from kvgraft.tree import eviction
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.inserting import Run
+from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Span
 
-if TYPE_CHECKING:
-    import torch
+__all__ = [
+    "NO_PAGE",
+    "PageSlots",
+    "StateSlots",
+    "divided",
+    "marked",
+    "needed_between",
+]
 
-__all__ = ["InnerStates", "StateSlots"]
 
-InnerStates = Mapping[str, Mapping[int, Sequence["torch.Tensor"]]]
-"""Per state component, by boundary in tokens, the planes of its state there."""
+def divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Run]]:
+    """Pages inside and outside `spans`, which are in order and may overlap at their ends."""
+    inside: list[Run] = []
+    outside: list[Run] = []
+    for run in runs:
+        position = run.first
+        for span in spans:
+            start, end = max(position, span.start), min(run.end, span.end)
+            if start >= end:
+                continue
+            if start > position:
+                outside.append(run.cut(position, start))
+            if (start, end) == (run.first, run.end):
+                inside.append(run)
+            else:
+                part = run.cut(start, end)
+                if inside and inside[-1].end == start:
+                    inside[-1] = inside[-1].joined(part)
+                else:
+                    inside.append(part)
+            position = end
+        if position == run.first:
+            outside.append(run)
+        elif position < run.end:
+            outside.append(run.cut(position, run.end))
+    return inside, outside
+
+
+def marked(runs: list[Run], worth: Sequence[Span]) -> list[Run]:
+    """The same pages; those outside `worth` (ordered, disjoint spans) are marked left behind."""
+    marked: list[Run] = []
+    for run in runs:
+        position = run.first
+        for start, end in worth:
+            if end <= position:
+                continue
+            if start >= run.end:
+                break
+            if start > position:
+                marked.append(run.cut(position, start, is_left=True))
+                position = start
+            stop = end if end < run.end else run.end
+            marked.append(run.cut(position, stop))
+            position = stop
+        if position < run.end:
+            marked.append(run.cut(position, run.end, is_left=True))
+    return marked
+
+
+def needed_between(
+    component: TreeComponent, boundaries: Collection[int], first: int, end: int
+) -> list[Span]:
+    """Pages between `first` and `end` that a component needs at any of `boundaries`.
+
+    In order and disjoint.
+    """
+    merged: list[Span] = []
+    window = component.window_pages
+    if window is not None:
+        # The usual case of the general rule below, without the spans in between.
+        low = high = -1
+        for boundary in sorted(boundaries):
+            start = boundary - window if boundary > window else 0
+            if boundary <= first or start >= end:
+                continue
+            if start > high >= 0:
+                merged.append(Span(low, high))
+            if start > high or high < 0:
+                low = start
+            high = boundary
+        if high >= 0:
+            merged.append(Span(low, high))
+        return merged
+    named = [
+        span
+        for boundary in boundaries
+        if boundary > first
+        for span in component.reach_pages.spans(boundary)
+        if span.start < end and span.end > first
+    ]
+    for span in sorted(named) if len(named) > 1 else named:
+        if merged and span.start <= merged[-1].end:
+            last = merged[-1]
+            merged[-1] = Span(last.start, max(last.end, span.end))
+        else:
+            merged.append(span)
+    return merged
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class PageSlots:
+    """Moves slots of pages between pools and running requests."""
+
+    def __init__(self, tree: Tree, evictor: Evictor) -> None:
+        self.tree = tree
+        self.evictor = evictor
+
+    def allocate_pages(self, request: Request, pages: int) -> bool:
+        """Slots for the next `pages` pages, of every paged component or of none."""
+        first, end = request.allocated, request.allocated + pages
+        needs: list[tuple[Part, int]] = []
+        for part in request.parts:
+            component = part.component
+            if component.is_state:
+                continue
+            n = component.stored_between(first, end) * component.slots_per_page
+            if not part.has_promised(n) and any(
+                short > ledger.headroom for ledger, short in part.beyond_promise(n)
+            ):
+                return False
+            if n:
+                needs.append((part, n))
+        for part, n in needs:
+            if n > part.account.ledger.room:
+                promised = part.account.promised
+                self.evictor.make_room(part.component, n, request.root.tenant, promised)
+            if part.host_account is not None:
+                self.evictor.free_host(part.component, n, request.root.tenant)
+        for part, n in needs:
+            part.take_pages(first, n)
+        request.allocated = end
+        return True
+
+    def left_behind(self, request: Request, page: int) -> int:
+        """The end of the pages that bounded reaches at boundary `page` no longer cover; else 0."""
+        end = 0
+        for part in request.bounded_parts:
+            component, runs = part.component, part.runs
+            if not runs:
+                continue
+            if component.window_pages is not None:
+                start = page - component.window_pages
+                if runs[0].first < start:
+                    end = max(end, start)
+                continue
+            _, behind = self._behind(part, page)
+            if behind:
+                end = max(end, behind[-1].end)
+        return end
+
+    def pages_behind(self, request: Request, page: int) -> int:
+        """Pages of the component that holds most of the pages that `left_behind` names."""
+        most = 0
+        for part in request.bounded_parts:
+            _, behind = self._behind(part, page)
+            most = max(most, sum(run.end - run.first for run in behind))
+        return most
+
+    def has_promise_left(self, parts: Sequence[Part], pages: int) -> bool:
+        """Whether the next `pages` pages of every paged part are promised."""
+        for part in parts:
+            component = part.component
+            if part.account.promised < pages * component.slots_per_page and not component.is_state:
+                return False
+        return True
+
+    def beyond_promise(
+        self, request: Request, pages: int, page: int
+    ) -> list[tuple[Ledger, int]] | None:
+        """The slots, by pool, that the next `pages` pages need beside the promised ones.
+
+        None if they do not fit once those behind boundary `page` are left behind.
+        """
+        first, end = request.allocated, request.allocated + pages
+        found: list[tuple[Ledger, int]] = []
+        for part in request.parts:
+            component = part.component
+            if component.is_state:
+                continue
+            n = component.stored_between(first, end)
+            if not component.is_prefix_closed:
+                n -= sum(run.end - run.first for run in self._behind(part, page)[1])
+            if n > 0:
+                found += part.beyond_promise(n * component.slots_per_page)
+        return found if all(n <= ledger.headroom for ledger, n in found) else None
+
+    def is_worth_keeping(self, request: Request, page: int) -> bool:
+        """Whether a resume point needs any page that `left_behind` names."""
+        for part in request.bounded_parts:
+            _, behind = self._behind(part, page)
+            for run in behind:
+                if needed_between(
+                    part.component, (*request.points, *request.left), run.first, run.end
+                ):
+                    return True
+        return False
+
+    def give_back_behind(self, request: Request, page: int) -> None:
+        """Free private pages that bounded reaches at boundary `page` no longer cover (L6, I3)."""
+        for part in request.bounded_parts:
+            kept, behind = self._behind(part, page)
+            if behind:
+                part.runs = kept
+                part.free_pages(behind)
+
+    def _behind(self, part: Part, page: int) -> tuple[list[Run], list[Run]]:
+        """A request's pages that the reach at boundary `page` covers, and those it left."""
+        spans = (*part.component.reach_pages.spans(page), Span(page, NO_PAGE))
+        return divided(part.runs, spans)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -96,93 +298,11 @@ class StateSlots:
         for part in parts:
             part.due, part.due_as = page, due_as
 
-    def check_inner(self, request: Request, end: int, states: object) -> None:
-        """Refuse states of a chunk up to token `end` that have no place, before anything changes.
-
-        Raises:
-            ConfigError: no states by component and position, a component that keeps none, a
-                position that is not wanted, or other planes than a slot's (I8).
-        """
-        if not isinstance(states, Mapping):
-            raise ConfigError(
-                f"computed: states={shown(states)}; give {{component: {{position: planes}}}}"
-            )
-        pools = {
-            component.name: self.mounted[component.index].component.device
-            for component in self.state_components
-        }
-        size = self.tree.page_size
-        inside = self.points.inside_chunk(request, request.computed, end)
-        wanted = [page * size for page in inside]
-        for name, by_position in states.items():
-            if name not in pools:
-                raise ConfigError(
-                    f"computed: component {name!r} keeps no states; those that do are "
-                    f"{', '.join(pools) or 'none'}"
-                )
-            if not isinstance(by_position, Mapping):
-                raise ConfigError(
-                    f"computed: states of component {name!r} are {of_type(by_position)}; "
-                    "give {position: planes}"
-                )
-            for position, planes in by_position.items():
-                if position not in wanted:
-                    raise ConfigError(
-                        f"computed: states of component {name!r} at {shown(position)}, inside "
-                        f"these {end - request.computed} tokens they are wanted at "
-                        f"{', '.join(map(str, wanted)) or 'no position'}; give them where "
-                        "state_boundaries says"
-                    )
-                what = f"computed: the state of component {name!r} at token {position}"
-                pools[name].check_slot(planes, what)
-
-    def capture_inside(self, request: Request, start: int, states: InnerStates) -> None:
-        """Keep states from inside the chunk that began at token `start` (I10, I11).
-
-        A point is kept for every state component or for none: where the engine hands over nothing,
-        or a pool has no slot to spare, it is skipped.
-        """
-        size = self.tree.page_size
-        for page in self.points.inside_chunk(request, start, request.computed):
-            handed = [
-                states.get(part.component.name, {}).get(page * size) for part in request.state_parts
-            ]
-            promised = page in request.checkpoints
-            if promised:
-                request.checkpoints.remove(page)
-            else:
-                request.points.setdefault(page, GRID)
-            reason = "the engine handed over no state"
-            if None not in handed:
-                reason = self._no_room_for_states(request, promised=promised)
-            if reason:
-                skip = self._skip_promised if promised else self.points.skip
-                skip(request, page, reason)
-                continue
-            for part, planes in zip(request.state_parts, handed):
-                if not promised:
-                    part.account.add(1)
-                slot = self._take_state(request, part)
-                assert slot is not None
-                assert planes is not None
-                part.captured[page] = slot
-                device = self.mounted[part.component.index].component.device
-                device.write_slot(slot, planes)
-            request.last_point = page
-
     def _skip_promised(self, request: Request, page: int, reason: str) -> None:
         """A point ahead is none after all; the slots that were promised for it are not (I12)."""
         self.points.skip(request, page, reason)
         for part in request.state_parts:
             part.account.forgo(1)
-
-    def _no_room_for_states(self, request: Request, *, promised: bool) -> str:
-        """Why there is no state of every component to take, promised or of the headroom."""
-        for part in request.state_parts:
-            mine = part.account.promised if promised else 0
-            if mine < 1 and part.account.ledger.headroom < 1:
-                return _no_headroom(part.component)
-        return ""
 
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvgraft.errors import TransferError
-from kvgraft.pools.copies import PlaneCopy
-from kvgraft.transfers.cpu import run_layers
-from kvgraft.transfers.engine import Fence, Ticket
+from kvgraft.pools.component import PlaneCopy
+from kvgraft.transfers.engine import Fence, Ticket, run_layers
 
 __all__ = ["SteppedTransferEngine"]
 

@@ -22,29 +22,9 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from kvgraft.devices.rows import PlaneCopy
+from kvgraft.devices import PlaneCopy
 
-__all__ = [
-    "SIMULATED",
-    "CopySizes",
-    "DeviceRuntime",
-    "Event",
-    "Purpose",
-    "Stream",
-    "torch_device",
-]
-
-SIMULATED = "simulated"
-"""The name of the simulated device, where torch has a name for every other."""
-
-
-def torch_device(name: str) -> torch.device:
-    """The device that tensors on the device of this name say they are on.
-
-    Raises:
-        RuntimeError: torch knows no such device.
-    """
-    return torch.device("privateuseone" if name == SIMULATED else name)
+__all__ = ["CopySizes", "Event", "Purpose", "Stream", "StreamRuntime"]
 
 
 class Purpose(enum.Enum):
@@ -113,8 +93,8 @@ class Stream(Protocol):
         """Work submitted from now on runs after `event`; the host goes on."""
 
 
-class DeviceRuntime(Protocol):
-    """One device.
+class StreamRuntime(Protocol):
+    """One device: all of a `kvgraft.devices.DeviceRuntime`, and its streams.
 
     Attributes:
         device: what its tensors say they are on.

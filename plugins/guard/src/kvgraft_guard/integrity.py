@@ -1,39 +1,27 @@
-"""Recomputing the books from the tree and the pools (T1 to T9)."""
+"""Recomputing a cache's books from its tree, its pools and its requests (T1 to T9)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from kvgraft.admission.promises import Budget
+from kvgraft.cache import Cache
 from kvgraft.errors import IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import ADMITTED, Request
+from kvgraft.requests.rows import DEVICE, Rows, slot_table, state_number
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.ledger import PoolBooks
+from kvgraft.tree.ledger import PoolBooks, SlotOwner
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = ["Held", "SlotOwner", "check_integrity", "check_transfers"]
-
-
-class SlotOwner(NamedTuple):
-    """Slots owned outside the tree.
-
-    Attributes:
-        component: whose pool they are of.
-        tier: on which tier.
-        who: the owner's name, for messages.
-        slots: int32 bytes.
-        tenant: whose they are, as in `Node.tenant`.
-    """
-
-    component: str
-    tier: Tier
-    who: str
-    slots: bytes
-    tenant: int = 0
+__all__ = ["Held", "check_cache", "check_integrity", "check_row", "check_transfers"]
 
 
 class Held(NamedTuple):
@@ -436,3 +424,102 @@ def _check_owners(
     ledger.check()
     if ledger.headroom < 0:
         raise IntegrityError("A12", component.name, ledger.overdrawn)
+
+
+def check_cache(cache: Cache) -> None:
+    """`Cache.check_integrity`: everything that a cache has, one part after the other."""
+    requests = list(cache.requests.values())
+    owners = [
+        owner
+        for each in requests
+        for part in each.parts
+        for owner in part.owners(f"the request of {each.prompt} tokens", each.root.tenant)
+    ]
+    operations = cache.journal.operations()
+    held = [Held(each.receipt, f"{each!r}") for each in (*requests, *cache.pins)]
+    held += [Held(each.receipt, "a transfer") for each in operations if each.receipt is not None]
+    arriving: list[SlotOwner] = []
+    if cache.storage:
+        cache.storage.check()
+        arriving = cache.storage.owners()
+        held += [Held(each, "the storage tier", False) for each in cache.storage.receipts()]
+    check_integrity(cache.tree, owners, arriving, held, operations)
+    if cache.recorder is not None:
+        cache.recorder.check()
+    if cache.arenas is not None:
+        cache.arenas.check()
+    _check_promises(cache.budget, requests)
+    _check_rows(cache.rows, requests)
+
+
+def _check_promises(budget: Budget, requests: Sequence[Request]) -> None:
+    """Promises and private pools are those of the requests (T8, A12)."""
+    open_requests = [each for each in requests if each.stage is ADMITTED]
+    for component in budget.tree.components:
+        parts = [each.parts[component.index] for each in open_requests]
+        for ledger in component.devices:
+            accounts = [part.account for part in parts if part.account.ledger is ledger]
+            promised = sum([account.promised for account in accounts])
+            if promised != ledger.promised:
+                raise IntegrityError(
+                    "A12",
+                    component.name,
+                    f"{ledger.name} promised({ledger.promised}) but requests hold {promised}",
+                )
+        for position, books in enumerate(budget.private[component.index]):
+            held = sum([len(part.private[position]) // SLOT_BYTES for part in parts])
+            if held != books.private:
+                raise IntegrityError(
+                    "T8", component.name, f"private pool: {books.private} booked, {held} held"
+                )
+            books.check()
+
+
+def _check_rows(rows: Rows, requests: Sequence[Request]) -> None:
+    """Rows are those of running requests, and say the same, but for stale ones; O(entries)."""
+    owners = [each for each in rows.request if each is not None]
+    if len(owners) + len(rows.free) != rows.n_rows or len(set(rows.free)) < len(rows.free):
+        said = f"{len(owners)} rows taken, {len(rows.free)} free, of {rows.n_rows}"
+        raise IntegrityError("T9", None, said)
+    running = {id(each) for each in requests}
+    for row, request in enumerate(rows.request):
+        if request is None:
+            continue
+        if request.row != row or id(request) not in running:
+            said = f"row {row} is of {request!r}, whose row is {request.row}"
+            raise IntegrityError("T9", None, said)
+        if row not in rows.stale:
+            check_row(rows, request)
+
+
+def check_row(rows: Rows, request: Request) -> None:
+    """Compare one request's row of every table with it.
+
+    Raises:
+        IntegrityError: T9, a row or an entry of a table is another's.
+    """
+    row = request.row
+    at = (int(rows.length[row]), int(rows.allocated[row]))
+    is_so = (request.computed, request.allocated)
+    if at != is_so:
+        raise IntegrityError("T9", None, f"row {row} is at {at}, {request!r} at {is_so}")
+    for component in rows.paged:
+        table = rows.tables[component.index]
+        assert table is not None
+        slots = slot_table(request, component, DEVICE)
+        if not np.array_equal(table[row, : len(slots)], slots):
+            first = int(np.flatnonzero(table[row, : len(slots)] != slots)[0])
+            raise IntegrityError(
+                "T9",
+                None,
+                f"{component.name!r}: the table has slot {table[row, first]} at {first} of row "
+                f"{row}, {request!r} has {slots[first]}",
+            )
+    for component in rows.state_components:
+        part = request.state_part(component.index)
+        assert part is not None
+        states = rows.states[component.index][row], rows.tracked[component.index][row]
+        held = state_number(part.live), state_number(part.tracked)
+        if states != held:
+            said = f"{component.name!r}: row {row} has states {states}, not {held}"
+            raise IntegrityError("T9", None, said)
