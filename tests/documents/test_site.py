@@ -195,7 +195,8 @@ def documented_attributes(owner: type) -> list[str]:
 
 def attributes(owner: type) -> set[str]:
     """Attributes of a class's instances, as far as its source and its bases say."""
-    assigned = re.findall(r"\bself\.(\w+)", inspect.getsource(owner))
+    ours = [base for base in owner.__mro__ if base.__module__.startswith("kvgraft")]
+    assigned = re.findall(r"\bself\.(\w+)", "".join(map(inspect.getsource, ours)))
     annotated = (name for base in owner.__mro__ for name in inspect.get_annotations(base))
     return {*dir(owner), *annotated, *assigned}
 

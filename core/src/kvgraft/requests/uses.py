@@ -1,4 +1,4 @@
-"""What a request says of its data: classes of the eviction policy, priorities, times to live."""
+"""Classes, priorities and times to live of a request's data, as policy and engine have it."""
 
 from __future__ import annotations
 
