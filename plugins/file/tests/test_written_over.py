@@ -7,9 +7,12 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -180,9 +183,19 @@ def damage(backend: FileBackend, numbers: Sequence[int]) -> None:
             os.pwrite(file.fileno(), bytes(4096), place.offset)
 
 
+def clock(monkeypatch: pytest.MonkeyPatch, module: str, time_ns: Callable[[], int]) -> None:
+    """Let a module of the store have this clock on the wall."""
+    of_module = SimpleNamespace(time_ns=time_ns, monotonic=time.monotonic, sleep=time.sleep)
+    monkeypatch.setattr(f"kvgraft_file.{module}.time", of_module)
+
+
+@pytest.mark.parametrize("layouts", ["any", "one"])
 def test_a_store_with_damaged_blocks_holds_as_many_records_when_it_is_opened_again(
-    tmp_path: Path,
+    layouts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if layouts == "one":
+        alike = (now for now in count(time.time_ns()) if not Uses.layout_slot(now))
+        clock(monkeypatch, "directory", lambda: next(alike))
     backend = full(tmp_path)
     there = list(range(N_RECORDS))
     for again in range(1, 5):
@@ -214,6 +227,35 @@ def test_smaller_records_in_a_damaged_place_are_found_and_kept_by_who_knew_the_p
     assert first.get_into([KEYS[30]], [room(100)], 10.0) == [OK]
     first.close()
     second.close()
+
+
+def test_records_of_a_segment_that_another_process_changed_keep_their_order_of_use(
+    tmp_path: Path,
+) -> None:
+    first = full(tmp_path)
+    damage(first, [0])
+    second = opened(tmp_path)
+    assert store(second, [30]) == [OK]
+    first.stats()  # looks for changes
+    assert kept(first) == {*range(1, N_RECORDS), 30}
+    assert store(first, [31]) == [OK]
+    assert kept(first) == {*range(2, N_RECORDS), 30, 31}
+    first.close()
+    second.close()
+
+
+def test_recency_outlives_a_restart_after_which_the_clock_was_set_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full(tmp_path).close()
+    clock(monkeypatch, "uses", lambda: time.time_ns() - 3600 * 10**9)
+    backend = opened(tmp_path)
+    assert store(backend, [20, 21]) == [OK] * 2
+    backend.close()
+    backend = opened(tmp_path)
+    assert store(backend, [22]) == [OK]
+    assert kept(backend) == {*range(3, N_RECORDS), 20, 21, 22}
+    backend.close()
 
 
 def test_a_record_used_by_another_process_is_not_the_next_one_written_over(

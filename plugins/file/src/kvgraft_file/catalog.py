@@ -97,7 +97,7 @@ class Catalog:
             if listed.get(number) != segment.file.inode and segment.file.is_gone:
                 self.drop(segment)
         self.foreign = []
-        layouts = self.uses.layouts()
+        layouts, reads_anew = self.uses.layouts(), False
         for number in sorted(listed.keys() - self.retiring):
             known = self.segments.get(number)
             if known is None:
@@ -111,23 +111,27 @@ class Catalog:
                     continue
                 self.segments[number] = known
             layout = int(layouts[self.uses.layout_slot(number)])
+            used: dict[bytes, int] = {}
             if known.mine:
                 known.layout = layout
             elif known.layout != layout and not known.n_written_over:
+                used = {each.key: each.used for each in known.places.values() if each.key}
                 self.remove(*known.places.values())
                 known.rewind()
-                known.layout = layout
+                known.layout, reads_anew = layout, True
             try:
                 for offset, record in known.news():
-                    self.add(known, offset, record)
+                    self.add(known, offset, record, used.get(record.key))
             except FileNotFoundError:  # the same, and it was closed
                 self.drop(known)
                 continue
             self._note_holes(known)
+        if reads_anew:
+            self.sort()
         self.look_again()
 
     def sort(self) -> None:
-        """Order the shelves by the uses that are noted; for a store that was just opened.
+        """Order the shelves by the uses that are noted; the next uses are later than all of them.
 
         Records of which no use is noted are as old as their segment. Of those the last ones of a
         segment go first: they are the ends of their sequences.
@@ -137,6 +141,7 @@ class Catalog:
             order = sorted(shelf, key=lambda place: (place.used, -place.offset))
             for place in order:
                 shelf.move_to_end(place)
+            self.uses.begin_behind(order[-1].used if order else 0)
 
     def sizes(self) -> dict[int, int]:
         """Bytes that count against the capacity, by segment: at most its declared length."""

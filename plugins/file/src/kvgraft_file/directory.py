@@ -24,6 +24,7 @@ from kvgraft.files import (
 from kvgraft_file.disk import SUBJECT, DiskFile, supports_direct
 from kvgraft_file.open_files import OpenFiles
 from kvgraft_file.segment import SUFFIX, segment_path
+from kvgraft_file.uses import Uses
 
 __all__ = ["LOCK", "Directory", "Listed", "holds_store"]
 
@@ -32,6 +33,9 @@ NAMED = re.compile(rf"[0-7][0-9a-f]{{15}}{re.escape(SUFFIX)}")
 LAST_NUMBER = (1 << 63) - 1
 FORMER = r"\.(?:[0-9a-f]{16}|probe)-\d+[-0-9]*\.tmp"
 """Names that former versions gave to files that are not whole yet."""
+
+NUMBERS_TRIED = 64
+"""Numbers of segments that are looked at for one whose layout is no other's."""
 
 PAUSE_S = 0.002
 """Between two tries for the lock."""
@@ -130,9 +134,11 @@ class Directory:
         return segment_path(self.path, number)
 
     def free_number(self) -> int:
-        """A number no name has nor had, and the largest: the time, unless that is behind.
+        """A number no name has nor had, and the largest: about the time, unless that is behind.
 
-        A process that has seen a removed segment must not take another one for it.
+        A process that has seen a removed segment must not take another one for it. Its layout is no
+        other segment's either, while there are such: a place that is made in one segment would keep
+        the others of its layout from being written over.
         """
         names = self.open_files.opening(lambda: os.listdir(self.path))
         taken = {int(name[:16], 16) for name in names if NAMED.fullmatch(name)}
@@ -142,7 +148,10 @@ class Directory:
             number = now
             while number in taken:
                 number += 1
-        return number
+            return number
+        layouts = {Uses.layout_slot(each) for each in taken}
+        tried = range(number, min(number + NUMBERS_TRIED, LAST_NUMBER + 1))
+        return next((each for each in tried if Uses.layout_slot(each) not in layouts), number)
 
     def remove_unfinished(self) -> None:
         """Remove files that no process will finish; under the lock.

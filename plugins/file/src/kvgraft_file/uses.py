@@ -33,6 +33,8 @@ NAME = "kvgraft.uses"
 N_STAMPS = 1 << 16
 N_USES = 1 << 20
 N_LAYOUTS = 1 << 12
+MOST_NS = 1 << 62
+"""A time behind this one, in a hundred years, is damage."""
 _STAMP = struct.Struct("<Q")
 _USE = struct.Struct("<8sQ")
 _USES_AT = N_STAMPS * _STAMP.size
@@ -63,6 +65,10 @@ class Uses:
         first = max(time.time_ns(), self._last + 1)
         self._last = first + n
         return first
+
+    def begin_behind(self, used: int) -> None:
+        """Let times be later than a use, also where the clock was set back since it was noted."""
+        self._last = max(self._last, min(used, MOST_NS))
 
     @staticmethod
     def slot(segment: int, offset: int) -> int:
