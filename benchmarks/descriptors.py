@@ -110,7 +110,7 @@ def nothing() -> None:
 
 
 def by_cpu(copies: Sequence[PlaneCopy]) -> None:
-    """What a worker of the CPU engine does."""
+    """The work of a worker of the CPU engine."""
     run_layers(Ticket(copies))
 
 

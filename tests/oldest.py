@@ -25,7 +25,7 @@ __all__ = ["constraints", "requirements"]
 
 
 def requirements(distributions: Iterable[str]) -> list[Requirement]:
-    """What distributions in these folders need, with the extras that follow in brackets."""
+    """The needs of distributions in these folders, with the extras that follow in brackets."""
     found = []
     for distribution in distributions:
         folder, _, extras = distribution.rstrip("]").partition("[")

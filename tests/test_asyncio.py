@@ -139,7 +139,9 @@ def test_a_failed_load_back_has_ended_too(cache: Cache, engine: SteppedTransferE
     run(main(), Hurried())
 
 
-def test_what_the_loop_polled_itself_is_seen(cache: Cache, engine: SteppedTransferEngine) -> None:
+def test_copies_that_the_loop_polled_itself_are_seen(
+    cache: Cache, engine: SteppedTransferEngine
+) -> None:
     """Also by a wait whose own polls take in nothing, as after a poll that raised."""
 
     async def main() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -239,6 +240,10 @@ class Node:
         ({"ttl_s": -1}, "ttl_s -1"),
         ({"ttl_s": float("nan")}, "ttl_s nan; give seconds, 0 or more"),
         ({"ttl_s": "5"}, "ttl_s '5'"),
+        (
+            {"ttl_s": timedelta(days=1, seconds=5, microseconds=7)},
+            r"ttl_s datetime.timedelta\(days=1, seconds=5, microseconds=7\); give seconds, 0 or",
+        ),
     ],
 )
 def test_a_term_that_cannot_be_is_refused(given: dict[str, Any], said: str) -> None:

@@ -720,7 +720,7 @@ def test_a_device_that_torch_does_not_know_is_refused_in_a_short_line() -> None:
 def test_more_tokens_than_pages_have_numbers_are_refused_in_tokens() -> None:
     said = "setting device_tokens=900000000000000: give 137438953408 or less"
     with pytest.raises(ConfigError, match=said):
-        Cache.open(["full"], device_tokens="900T", payload=False)
+        Cache.open(["full"], device_tokens=900 * 10**12, payload=False)
 
 
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])

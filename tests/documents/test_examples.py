@@ -187,7 +187,7 @@ def test_a_server_answers_where_the_python_above_it_ran(
         assert answer.usage.completion_tokens > 0
 
 
-def test_what_is_left_out_is_in_a_document_and_all_kinds_are_found() -> None:
+def test_examples_left_out_are_in_a_document_and_all_kinds_are_found() -> None:
     texts = [command.text for command in COMMANDS]
     texts += [block.text for found in documents("python").values() for block in found]
     assert not [start for start in LEFT_OUT if not any(start in text for text in texts)]

@@ -33,7 +33,7 @@ exec chroot . su -l {USER} -c "$2"
 
 
 def output(*command: str) -> str:
-    """What a command prints; skips where it cannot do its work."""
+    """The output of a command; skips where it cannot do its work."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=False)
     if done.returncode:
         told = (done.stdout + done.stderr).strip().splitlines() or ["no output"]

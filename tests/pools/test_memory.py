@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -74,7 +75,9 @@ def test_a_request_takes_the_same_steps_without_payload(payload: str) -> None:
 
 
 def test_pools_without_payload_take_no_memory() -> None:
-    cache = opened(MIXED, 0, device_tokens="100G", page_size=64, host_tokens="120G", payload=False)
+    cache = opened(
+        MIXED, 0, device_tokens=10**11, page_size=64, host_tokens=12 * 10**10, payload=False
+    )
     full = cache.mounted[0].component
     assert full.host is not None
     assert full.device.capacity * 64 == 99_999_999_936 + 64
@@ -95,6 +98,21 @@ def test_a_pool_of_many_slots_is_opened_at_once() -> None:
     assert taken is not None
     assert memoryview(taken).cast("i").tolist() == [2, 1, 0]
     assert allocator.n_free == 2**31 - 4
+
+
+def test_the_books_of_a_pool_of_many_slots_are_checked_without_a_look_at_each() -> None:
+    cache = Cache.open(
+        ["full"], page_size=1, device_tokens="100M", host_tokens="100M", payload=False
+    )
+    request = cache.begin(TokenKey(range(5000)))
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, 5000)
+    tracemalloc.start()
+    cache.check_integrity()
+    _, peak_nbytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_nbytes < 4_000_000
+    cache.close()
 
 
 Write = Callable[[str, str], None]
@@ -175,6 +193,12 @@ def test_pools_sized_in_bytes_are_the_largest_that_stay_within_them(unit: str) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        (
+            {"device_tokens": "40G"},
+            r"'40G' is no size; give tokens, such as 4M, or .* such as 40GB",
+        ),
+        ({"device_tokens": "2 Ti"}, "setting device_tokens='2 Ti' is no size"),
+        ({"device_tokens": "5_0"}, "setting device_tokens='5_0' is no size"),
         ({"device_tokens": "many"}, "setting device_tokens='many' is no size; give tokens"),
         ({"device_bytes": "many"}, "setting device_bytes='many' is no size; write for"),
         ({"device_bytes": "1kB"}, "1.0 kB are less than the smallest pools take, 32.8 kB"),

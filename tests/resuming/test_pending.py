@@ -104,7 +104,7 @@ def test_the_same_prompt_several_times_is_computed_once(setup: Setup) -> None:
     server.cache.close()
 
 
-def test_what_is_pending_says_whose_it_is_and_how_far() -> None:
+def test_pending_pages_say_whose_they_are_and_how_far_they_go() -> None:
     server = opened()
     first = running(server)
     other = begin(server, [*DOCUMENT, 7])

@@ -130,7 +130,7 @@ def test_data_kept_for_a_request_makes_room_for_one_that_came_before_it(
     cache.close()
 
 
-def test_what_nobody_begins_is_kept_for_a_while_only() -> None:
+def test_pages_that_nobody_begins_with_are_kept_for_a_while_only() -> None:
     clock = Clock()
     cache = opened(parts=clocked_parts(clock))
     came = filled(cache)

@@ -5,6 +5,7 @@ Each test damages one field of a sound tree, as a bug would, and expects the rul
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 
 import pytest
@@ -209,6 +210,16 @@ def test_a_slot_of_a_request_that_is_also_in_the_tree_breaks_t9() -> None:
     assert slots is not None
     with pytest.raises(IntegrityError, match=r"T9: component 'full'.* and the request of 2 tokens"):
         check_integrity(tree, [SlotOwner("full", Tier.DEVICE, "the request of 2 tokens", slots)])
+
+
+def test_a_slot_that_was_never_taken_and_has_an_owner_breaks_t9() -> None:
+    tree = open_tree("full", capacity=10_000)
+    slots = tree.by_name["full"].devices[0].take_private(1)
+    assert slots is not None
+    check_integrity(tree, [SlotOwner("full", Tier.DEVICE, "a request", slots)])
+    last = array("i", [9_999]).tobytes()
+    with pytest.raises(IntegrityError, match="slot 9999 belongs to a request and the free list"):
+        check_integrity(tree, [SlotOwner("full", Tier.DEVICE, "a request", last)])
 
 
 def test_a_private_slot_no_request_answers_for_breaks_t8() -> None:

@@ -80,7 +80,7 @@ def test_nothing_is_reused_where_nothing_is_shared(cache: Cache, retractions: in
 
 
 @pytest.mark.parametrize("retractions", [0, 1, 3])
-def test_what_is_shared_is_reused_however_often_requests_make_room(
+def test_shared_tokens_are_reused_however_often_requests_make_room(
     cache: Cache, retractions: int
 ) -> None:
     series = shown(cache, shared=True, retractions=retractions)
@@ -88,7 +88,7 @@ def test_what_is_shared_is_reused_however_often_requests_make_room(
     assert formula("1 - sum(rate(kvgraft_tokens_total{", series) == {ALL: reused / (4 * PROMPT)}
 
 
-def test_what_a_retraction_loses_is_counted_apart(cache: Cache) -> None:
+def test_tokens_that_a_retraction_loses_are_counted_apart(cache: Cache) -> None:
     series = shown(cache, shared=False, retractions=2, lost=True)
     assert formula("1 - sum(rate(kvgraft_tokens_total{", series) == {ALL: 0}
     again = (PROMPT + 16) + (PROMPT + 32)

@@ -159,10 +159,11 @@ def test_a_replay_of_a_csv_says_once_that_nothing_is_shared(tmp_path: Path) -> N
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("no prefix is shared") == 1
     written = tmp_path / "plan.json"
-    size = ("--component", "full", "--device", "10k", "--no-growth", "--processes", "1")
+    size = ("--component", "full", "--device", "10k,2000M", "--no-growth", "--processes", "1")
     done = run_forked(KVGRAFT, "plan", str(path), *size, "--json", str(written))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("no prefix is shared") == 1
+    assert "2000M" in done.stdout
     assert sum("no prefix" in each for each in json.loads(written.read_text())["notices"]) == 1
 
 
@@ -172,6 +173,11 @@ def test_a_replay_of_a_csv_says_once_that_nothing_is_shared(tmp_path: Path) -> N
         (f"{AZURE}2023-11-16 18:17:99,1,2\n", ":5: 'TIMESTAMP': second must be in 0..59; repair"),
         (f"{AZURE}soon,1,2\n", ":5: 'TIMESTAMP' is \"soon\", expected a number; repair"),
         (f"{AZURE}5,many,2\n", ":5: 'ContextTokens' is \"many\", expected an integer; repair"),
+        (f"{AZURE}5,5_0,2\n", ":5: 'ContextTokens' is \"5_0\", expected an integer; repair"),
+        (
+            "TIMESTAMP,ContextTokens,GeneratedTokens,ContextTokens\n1,2,3,4\n",
+            ":1: the column 'ContextTokens' is there twice; rename or remove one",
+        ),
         (f"{AZURE}5,-1,2\n", ":5: 'ContextTokens' is -1, expected at least 0; repair"),
         (f"{AZURE}5,1\n", ":5: 2 cells, and the first line names 3; repair"),
         (AZURE[: AZURE.index("\n") + 1], ": 0 requests with a prompt; use a trace that has some"),

@@ -67,6 +67,11 @@ def test_a_rejected_request_is_a_miss() -> None:
     assert "needs 25" in notice, "it says of which pool how much was needed"
 
 
+def test_a_notice_about_one_request_speaks_of_one() -> None:
+    (notice,) = replayed(workload((0, 0, LARGE)))["notices"]
+    assert notice.startswith("1 of 1 request was rejected, no pool has room")
+
+
 def test_times_of_rejected_requests_do_not_lower_those_of_the_served_ones() -> None:
     result = replayed(workload((0, 0, SMALL), *((1 + i, 1, LARGE) for i in range(20))))
     cpu = result["cpu_us_per_request"]
@@ -173,6 +178,10 @@ def test_users_without_a_session_are_told(users: int, limit: int | None, idle: i
                 "2 of 5 users have no session: limit 3 is one request for each of 3 sessions; "
                 "give a limit of 20 or more",
             ],
+        ),
+        (
+            *(1, 1),
+            ["limit 1 leaves only the beginning of 1 of 1 session; give a limit of 4 or more"],
         ),
         (
             *(9, 3),

@@ -308,6 +308,18 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--synthetic", "chat", "--requests", "ten"),
         "invalid value for '--requests': 'ten' is no whole number",
     ),
+    "digits of no thousands": (
+        ("--synthetic", "chat", "--requests", "5_0"),
+        "invalid value for '--requests': '5_0' is no whole number",
+    ),
+    "a rate of no thousands": (
+        ("--synthetic", "chat", "--decode-rate", "5_0"),
+        "invalid value for '--decode-rate': '5_0' is no number",
+    ),
+    "bytes without their unit": (
+        ("TRACE", "--component", "full", "--device-tokens", "40G"),
+        "'40G' is no size; give tokens, such as 4M, or bytes of all pools, such as 40GB",
+    ),
     "memory out of the host's reach": (
         ("TRACE", "--component", "full", "--device-tokens", "6400", "--device", "simulated"),
         "device 'simulated': a replay writes and reads pools from the host, which does not reach ",

@@ -74,7 +74,7 @@ def test_a_prompt_is_explained_before_anybody_computes_it(inside: Inside) -> Non
         ({"prompt": [-1]}, 400, "-1"),
     ],
 )
-def test_what_cannot_be_explained_is_refused(
+def test_a_question_that_cannot_be_answered_is_refused(
     inside: Inside, body: Any, status: int, message: str
 ) -> None:
     reply = inside.post("/explain", body)

@@ -246,7 +246,7 @@ NOT_SERVED: list[tuple[str, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("path", "change", "param", "told"), NOT_SERVED)
-def test_what_is_not_served_is_named_with_the_field_and_what_to_do(
+def test_a_field_that_is_not_served_is_named_with_advice(
     inside: Inside, path: str, change: dict[str, Any], param: str, told: str
 ) -> None:
     good = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}

@@ -211,7 +211,7 @@ def test_an_invalid_position_is_refused_before_anything_is_held(
 
 
 THINKS = "<|user|>\n<think>\n"
-"""What a template may begin an answer with, and leave out when it repeats the answer."""
+"""Tokens that a template may begin an answer with, and leave out when it repeats the answer."""
 
 
 @pytest.fixture

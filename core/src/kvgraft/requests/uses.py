@@ -171,7 +171,7 @@ class Terms:
             wanted = wanted._replace(priority=priority)
         if ttl_s is not None:
             if type(ttl_s) not in (int, float) or not isfinite(ttl_s) or ttl_s < 0:
-                raise ConfigError(f"{call}: ttl_s {ttl_s!r:.40}; give seconds, 0 or more")
+                raise ConfigError(f"{call}: ttl_s {ttl_s!r:.70}; give seconds, 0 or more")
             wanted = wanted._replace(ttl_s=float(ttl_s))
         request.wanted = wanted
         if self.tree.lifetimes is None:

@@ -334,8 +334,12 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
 
 
 def _check_free(ledger: PoolBooks, owner: dict[int, str]) -> None:
-    """Free slots are nobody's, and free once."""
-    free, end = ledger.allocator.free_slots(), ledger.allocator.end
+    """Free slots are nobody's, and free once; those never taken are not looked at one by one."""
+    free, fresh, end = (
+        ledger.allocator.stacked_slots(),
+        ledger.allocator.fresh_slots(),
+        ledger.allocator.end,
+    )
     n_closed = sum(slot >= end for slot in owner)
     if n_closed != ledger.allocator.closing or (free and max(free) >= end):
         raise IntegrityError(
@@ -345,10 +349,11 @@ def _check_free(ledger: PoolBooks, owner: dict[int, str]) -> None:
             f"{ledger.allocator.closing} counted, the largest free one is {max(free, default=-1)}",
         )
     once = set(free)
-    if len(once) == len(free) and once.isdisjoint(owner):
+    twice = [slot for slot in (*owner, *once) if slot in fresh]
+    if len(once) == len(free) and once.isdisjoint(owner) and not twice:
         return
     seen: set[int] = set()
-    for slot in free:
+    for slot in (*free, *twice):
         if slot in owner or slot in seen:
             who = owner.get(slot, "the free list")
             raise IntegrityError(

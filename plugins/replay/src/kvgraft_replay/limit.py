@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from kvgraft_replay.report.summary import count
 from kvgraft_replay.workload import TraceRequest, Workload
 
 __all__ = ["Sessions", "choose_sessions"]
@@ -46,18 +47,18 @@ def _notices(
     whole = sum(map(len, first))
     reasons, advice = [], []
     if len(first) < users:
-        reasons.append(f"the workload has {len(first)} sessions")
-        advice.append(f"at most {len(first)} users")
+        reasons.append(f"the workload has {count(len(first), 'session')}")
+        advice.append(f"at most {count(len(first), 'user')}")
     if limit is not None and whole > limit:
         advice.append(f"a limit of {whole} or more")
     if len(chosen) < len(first):
-        reasons.append(f"limit {limit} is one request for each of {len(chosen)} sessions")
+        reasons.append(f"limit {limit} is one request for each of {count(len(chosen), 'session')}")
     give = " and ".join(advice)
     n_cut = sum(len(part) < len(session) for part, session in zip(chosen, first))
     if n_cut:
         yield (
-            f"limit {limit} leaves only the beginning of {n_cut} of {len(chosen)} sessions; "
-            f"give {give}"
+            f"limit {limit} leaves only the beginning of {n_cut} of "
+            f"{count(len(chosen), 'session')}; give {give}"
         )
     if len(chosen) < users:
         yield (

@@ -11,6 +11,7 @@ import gzip
 import io
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,13 +142,19 @@ def read_rows(path: Path) -> Iterator[Record]:
     """The rows of a CSV file by the names in its first line; numbers become numbers.
 
     Raises:
-        TraceError: as `read_records`; or a row has more or fewer cells than the first line.
+        TraceError: as `read_records`; or the first line names a column twice, or a row has more or
+            fewer cells than that.
     """
     names: list[str] | None = None
     for line, text in read_texts(path):
         cells = cells_of(path, line, text)
         if names is None:
             names = cells
+            twice = [name for name, n in Counter(names).items() if n > 1]
+            if twice:
+                raise TraceError(
+                    f"{path}:{line}: the column {twice[0]!r} is there twice; rename or remove one"
+                )
             continue
         if len(cells) != len(names):
             raise TraceError(
@@ -161,6 +168,8 @@ def _cell(text: str) -> object:
     try:
         number = float(text)
     except ValueError:
+        return text
+    if "_" in text:  # a number in Python's code alone
         return text
     return int(number) if number.is_integer() else number
 

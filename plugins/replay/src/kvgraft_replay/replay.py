@@ -21,6 +21,7 @@ from kvgraft_replay.meter import Meter
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.report.counts import cache_counts, storage_counts, store_contents
 from kvgraft_replay.report.schema import ReplayResult, StorageCounts
+from kvgraft_replay.report.summary import count
 from kvgraft_replay.running import Player
 from kvgraft_replay.tenants import unused_tenants
 from kvgraft_replay.timeline import Timeline
@@ -223,8 +224,9 @@ def _notices(totals: Totals) -> list[str]:
     if not totals.rejections:
         return []
     return [
-        f"{totals.rejections} of {totals.requests} requests were rejected, they fit no pool even "
-        f"if it is empty ({totals.first_rejection}); their tokens count as misses"
+        f"{totals.rejections} of {count(totals.requests, 'request')} "
+        f"{'was' if totals.requests == 1 else 'were'} rejected, no pool has room even if it is "
+        f"empty ({totals.first_rejection}); their tokens count as misses"
     ]
 
 

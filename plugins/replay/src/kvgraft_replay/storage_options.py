@@ -8,7 +8,7 @@ import click
 from click.core import ParameterSource
 
 from kvgraft.cli.cache_options import OptionGroup
-from kvgraft.cli.sizes import ByteCount, TokenCount
+from kvgraft.cli.sizes import ByteCount, Number, TokenCount
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
 
@@ -62,7 +62,7 @@ OPTIONS = {
     "prefetch_timeout_s": click.option(
         "--prefetch-timeout",
         "prefetch_timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=Number(min=0, min_open=True),
         metavar="SECONDS",
         default=_default("prefetch_timeout_s"),
         show_default=True,

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from kvgraft.cli.cache_options import OptionGroup, tenant_option
+from kvgraft.cli.sizes import Number
 from kvgraft.config import OTHERS
 from kvgraft.errors import ConfigError
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
@@ -25,7 +26,7 @@ tenant_options = OptionGroup(
     click.option(
         "--scanner",
         "scanner_tokens_s",
-        type=click.FloatRange(min=1),
+        type=Number(min=1),
         metavar="TOKENS",
         help="Beside the trace, a job asks for documents of 8,192 tokens, so many tokens a second, "
         "none twice. Its requests are in namespace 'scanner', the trace's in 'trace'.",

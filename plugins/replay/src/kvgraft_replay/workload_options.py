@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from kvgraft.cli.cache_options import OptionGroup
-from kvgraft.cli.sizes import TokenCount, WholeNumber
+from kvgraft.cli.sizes import Number, TokenCount, WholeNumber
 from kvgraft.errors import ConfigError
 from kvgraft_replay.detect import TIME_UNITS, open_workload
 from kvgraft_replay.progress import shown_progress
@@ -80,14 +80,14 @@ engine_options = OptionGroup(
     ),
     click.option(
         "--prefill-rate",
-        type=click.FloatRange(min=1),
+        type=Number(min=1),
         default=100_000.0,
         show_default=True,
         help="Prompt tokens per second of the pretended engine.",
     ),
     click.option(
         "--decode-rate",
-        type=click.FloatRange(min=1),
+        type=Number(min=1),
         default=100.0,
         show_default=True,
         help="Output tokens per second and request of the pretended engine.",

@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 
 from kvgraft.cli.cache_options import cut_tokens_option, parse_tenants
-from kvgraft.cli.sizes import PoolSize, WholeNumber
+from kvgraft.cli.sizes import Number, PoolSize, WholeNumber
 from kvgraft.errors import ConfigError
 from kvgraft.optional import published
 from kvgraft_replay.cache_options import cache_options, parse_components
@@ -106,7 +106,7 @@ SHORT = {"device": "device-tokens", "host": "host-tokens"}
 @cache_options
 @click.option(
     "--target",
-    type=click.FloatRange(0, 100, min_open=True),
+    type=Number(0, 100, min_open=True),
     help="A hit rate in percent: find the smallest sizes that reach it, between those given.",
 )
 @click.option(

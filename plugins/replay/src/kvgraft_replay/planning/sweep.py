@@ -260,7 +260,7 @@ def _asked(size: int | str) -> str:
     """A size as one would ask for it: `"40GB"`, `"4M"` for tokens, `"none"` for no tier."""
     if isinstance(size, str):
         return size
-    short = compact(size)
+    short = compact(size) if size < 1e9 else f"{size / 1e6:.12g}M"
     return "none" if not size else short if parse_tokens(short) == size else f"{size}"
 
 

@@ -27,8 +27,8 @@ def print_plan(plan: PlanResult, console: Console) -> None:
     first, n_sizes = plan["sizes"][0], len(plan["sizes"])
     console.print(
         text(
-            f"{count(first['requests'])} requests, {count(first['input_tokens'])} input tokens, "
-            f"{n_sizes} size{'s' if n_sizes != 1 else ''}"
+            f"{count(first['requests'], 'request')}, "
+            f"{count(first['input_tokens'], 'input token')}, {count(n_sizes, 'size')}"
         )
     )
     if plan["model"] is not None:

@@ -56,9 +56,10 @@ class Check(NamedTuple):
     verdict: str
 
 
-def count(value: int) -> str:
-    """A count in full, with thousands separators."""
-    return f"{value:,}"
+def count(value: int, noun: str = "") -> str:
+    """A count in full, with thousands separators; of a noun, which gets an s where it needs one."""
+    counted = f"{value:,} {noun}" if noun else f"{value:,}"
+    return counted if value == 1 or not noun else f"{counted}s"
 
 
 def percent(part: float, whole: float) -> str:
@@ -126,7 +127,7 @@ def headline(result: ReplayResult) -> str:
     """The number of requests replayed, and of those served if fewer."""
     of, requests = result["workload"]["requests"], result["requests"]
     served = result.get("served", requests)
-    text = f"{count(requests)} of {count(of)} request{'s' if of != 1 else ''}"
+    text = f"{count(requests)} of {count(of, 'request')}"
     return text if served == requests else f"{text}, {count(served)} served"
 
 

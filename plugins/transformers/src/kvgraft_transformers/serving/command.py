@@ -23,7 +23,7 @@ from kvgraft.cli.cache_options import (
     tenant_option,
     write_policy_option,
 )
-from kvgraft.cli.sizes import PoolSize, TokenCount
+from kvgraft.cli.sizes import Number, PoolSize, TokenCount, WholeNumber
 from kvgraft.config import CacheConfig, PrefetchPolicy, StorePolicy, parse_config
 from kvgraft_transformers.serving.checkpoint import (
     check_device,
@@ -50,7 +50,7 @@ log = logging.getLogger("kvgraft.serve")
     "--port",
     default=8000,
     show_default=True,
-    type=click.IntRange(0, 65535),
+    type=WholeNumber(0, 65535),
     help="Port; 0 for any free one.",
 )
 @click.option("--name", help="Name clients ask for; MODEL's last part by default.")
@@ -108,7 +108,7 @@ log = logging.getLogger("kvgraft.serve")
     "--max-running",
     default=16,
     show_default=True,
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help="Requests that hold memory at a time.",
 )
 @click.option(
@@ -142,7 +142,7 @@ log = logging.getLogger("kvgraft.serve")
 )
 @click.option(
     "--threads",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     help="Threads torch computes with; its own choice by default.",
 )
 @click.option(
@@ -150,7 +150,7 @@ log = logging.getLogger("kvgraft.serve")
     "grace_s",
     default=5.0,
     show_default=True,
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     help="Seconds from SIGTERM or Ctrl-C to the end; requests may go on until the last of them.",
 )
 @click.option(
