@@ -330,8 +330,7 @@ class Cache(Serving):
             tokens: the tokens of each that the next pass computes, `[n_requests]` or
                 `[n_requests, n]`: an array or a tensor on the CPU, as sampled in the last pass.
                 None where the engine extends the keys itself, then or later (see `computed`). Each
-                key ends at the tokens computed so far, those of the last pass included. That it was
-                not cut meanwhile, `checkpoint` and `finish` look at, before they share anything.
+                key ends at the tokens computed so far, those of the last pass included.
             n_tokens: tokens of the next pass, for each request: more than one where it verifies
                 drafts; 0 after the last pass, to note alone what was computed.
             n_computed: tokens of the last step whose data exists, one number or one per request; by

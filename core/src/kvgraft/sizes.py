@@ -1,7 +1,7 @@
 """Sizes as people write them: bytes as `"40GB"`, tokens as `"4M"`.
 
 One meaning everywhere: k, M, G, T, P and E are powers of 1000; with an i, as in `Ki` or `GiB`,
-powers of 1024. A `B` at the end says bytes; tokens end with M, as `40G` are bytes to most people.
+powers of 1024. A `B` at the end says bytes; tokens end with M at most, as `40G` is meant as bytes.
 Letters may be of either case, numbers may have a fraction.
 """
 
@@ -18,7 +18,6 @@ from pydantic_core import PydanticCustomError
 from kvgraft.errors import ConfigError
 
 __all__ = [
-    "NO_GROUP",
     "Nbytes",
     "PoolTokens",
     "Tokens",
@@ -30,9 +29,7 @@ __all__ = [
     "parse_tokens",
 ]
 
-SIZE = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?) *(?:([kmgtpe])(i?))?(b?)", re.IGNORECASE)
-NO_GROUP = re.compile("_(?![0-9]{3}(?![0-9]))")
-"""An underscore that parts no thousands, as in `5_0`: a slip of the finger."""
+SIZE = re.compile(r"([0-9]+(?:_[0-9]{3})*(?:\.[0-9]+)?) *(?:([kmgtpe])(i?))?(b?)", re.IGNORECASE)
 BYTES_ALONE = re.compile(r"[gtpe]i?\s*", re.IGNORECASE)
 PLAIN = re.compile(r"\s*[+-]?[0-9]+\s*")
 POWERS = {letter: power for power, letter in enumerate("kmgtpe", 1)}
@@ -41,7 +38,7 @@ POWERS = {letter: power for power, letter in enumerate("kmgtpe", 1)}
 def _parsed(text: str) -> tuple[Decimal, bool] | None:
     """The number, and whether its unit is bytes; None for text that is no size."""
     found = SIZE.fullmatch(text.strip())
-    if found is None or NO_GROUP.search(text):
+    if found is None:
         return None
     number, letter, binary, unit = found.groups()
     base = 1024 if binary else 1000
@@ -85,17 +82,14 @@ def parse_tokens(text: str) -> int:
     """A number of tokens, such as `"4M"`, `"1.5k"`, `"64Ki"` or `"4096"`.
 
     Raises:
-        ValueError: it is none, is of bytes or of a G or more, or is no whole number.
+        ValueError: it is none, is of bytes, or is no whole number.
     """
     parsed = _parsed(text)
-    if parsed is None:
-        raise ValueError(f"{text!r} is no number of tokens; write for example 4M or 4096")
-    number, is_bytes = parsed
-    if is_bytes or BYTES_ALONE.search(text):
+    if parsed is not None and (parsed[1] or BYTES_ALONE.search(text)):
         raise ValueError(f"{text!r} is a size in bytes; give tokens, for example 4M or 4096")
-    if number != int(number):
-        raise ValueError(f"{text!r} is no whole number of tokens; write for example 4M or 4096")
-    return int(number)
+    if parsed is None or parsed[0] % 1:
+        raise ValueError(f"{text!r} is no number of tokens; write for example 4M or 4096")
+    return int(parsed[0])
 
 
 def parse_pool_tokens(text: str) -> int:

@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from kvgraft.sizes import NO_GROUP, is_nbytes, parse_nbytes, parse_pool_tokens, parse_tokens
+from kvgraft.sizes import PLAIN, is_nbytes, parse_nbytes, parse_pool_tokens, parse_tokens
 
-__all__ = ["ByteCount", "Number", "PoolSize", "TokenCount", "WholeNumber"]
+__all__ = ["ByteCount", "PoolSize", "TokenCount", "WholeNumber"]
 
 
 class WholeNumber(click.IntRange):
@@ -20,38 +20,9 @@ class WholeNumber(click.IntRange):
         Raises:
             click.BadParameter: it is none, or out of range.
         """
-        try:
-            int(_plain(value))
-        except ValueError:
+        if isinstance(value, str) and not PLAIN.fullmatch(value):
             self.fail(f"{value!r} is no whole number", param, ctx)
         return super().convert(value, param, ctx)
-
-
-class Number(click.FloatRange):
-    """A number with a fraction."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The number.
-
-        Raises:
-            click.BadParameter: it is none, or out of range.
-        """
-        try:
-            float(_plain(value))
-        except ValueError:
-            self.fail(f"{value!r} is no number", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-def _plain(value: Any) -> Any:
-    """The same, if its underscores part thousands.
-
-    Raises:
-        ValueError: they do not.
-    """
-    if isinstance(value, str) and NO_GROUP.search(value):
-        raise ValueError
-    return value
 
 
 class TokenCount(click.IntRange):

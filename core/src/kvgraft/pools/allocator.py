@@ -86,16 +86,12 @@ class SlotAllocator:
         self.n_free = free
 
     def free_slots(self) -> list[int]:
-        """The free slot numbers, for checks; those never taken so far come first."""
-        return [*reversed(self.fresh_slots()), *self.stacked_slots()]
+        """The free slot numbers, for integrity checks."""
+        return [*range(self.end - 1, self.end - self._n_fresh - 1, -1), *self._free]
 
-    def stacked_slots(self) -> list[int]:
-        """The free slot numbers that are written down."""
-        return [*self._free]
-
-    def fresh_slots(self) -> range:
-        """The others: never taken so far."""
-        return range(self.end - self._n_fresh, self.end)
+    def free_apart(self) -> tuple[list[int], range]:
+        """The free slot numbers, apart: those written down, and those never taken so far."""
+        return [*self._free], range(self.end - self._n_fresh, self.end)
 
     def _write_down(self, n: int) -> array[int]:
         """Put the next `n` fresh slots under the stack, the first of them on top."""

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kvgraft_replay.errors import TraceError
+from kvgraft_replay.numbers import number_of
 
 __all__ = ["Record", "cells_of", "read_records", "read_rows", "read_texts", "shown"]
 
@@ -166,10 +167,8 @@ def read_rows(path: Path) -> Iterator[Record]:
 
 def _cell(text: str) -> object:
     try:
-        number = float(text)
+        number = number_of(text)
     except ValueError:
-        return text
-    if "_" in text:  # a number in Python's code alone
         return text
     return int(number) if number.is_integer() else number
 

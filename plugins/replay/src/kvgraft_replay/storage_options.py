@@ -8,9 +8,10 @@ import click
 from click.core import ParameterSource
 
 from kvgraft.cli.cache_options import OptionGroup
-from kvgraft.cli.sizes import ByteCount, Number, TokenCount
+from kvgraft.cli.sizes import ByteCount, TokenCount
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
+from kvgraft_replay.numbers import Number
 
 __all__ = ["storage_options", "storage_settings"]
 

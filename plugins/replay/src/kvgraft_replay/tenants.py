@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from kvgraft.cli.cache_options import OptionGroup, tenant_option
-from kvgraft.cli.sizes import Number
 from kvgraft.config import OTHERS
 from kvgraft.errors import ConfigError
+from kvgraft_replay.numbers import Number
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
 
 __all__ = ["SCANNER", "TRACE", "scanned", "tenant_options", "unused_tenants", "with_scanner"]

@@ -10,9 +10,10 @@ import click
 from rich.console import Console
 
 from kvgraft.cli.cache_options import OptionGroup
-from kvgraft.cli.sizes import Number, TokenCount, WholeNumber
+from kvgraft.cli.sizes import TokenCount, WholeNumber
 from kvgraft.errors import ConfigError
 from kvgraft_replay.detect import TIME_UNITS, open_workload
+from kvgraft_replay.numbers import Number
 from kvgraft_replay.progress import shown_progress
 from kvgraft_replay.synthetic import synthetic_workload
 from kvgraft_replay.workload import Workload

@@ -10,10 +10,11 @@ import click
 from rich.console import Console
 
 from kvgraft.cli.cache_options import cut_tokens_option, parse_tenants
-from kvgraft.cli.sizes import Number, PoolSize, WholeNumber
+from kvgraft.cli.sizes import PoolSize, WholeNumber
 from kvgraft.errors import ConfigError
 from kvgraft.optional import published
 from kvgraft_replay.cache_options import cache_options, parse_components
+from kvgraft_replay.numbers import Number
 from kvgraft_replay.output_options import (
     open_targets,
     output_options,

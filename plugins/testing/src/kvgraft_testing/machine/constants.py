@@ -20,7 +20,7 @@ ASKED = "_get_local_constants"
 """The function of Hypothesis that collects them."""
 
 NEEDED = frozenset({ASKED, "Constants", "CONSTANTS_CACHE"})
-"""Names of Hypothesis; versions before 6.131 have none of them, and draw no such constants."""
+"""Names of Hypothesis that 6.131 has; a version without them draws other constants."""
 
 
 @contextmanager

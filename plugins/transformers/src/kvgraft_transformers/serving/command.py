@@ -23,7 +23,7 @@ from kvgraft.cli.cache_options import (
     tenant_option,
     write_policy_option,
 )
-from kvgraft.cli.sizes import Number, PoolSize, TokenCount, WholeNumber
+from kvgraft.cli.sizes import PoolSize, TokenCount, WholeNumber
 from kvgraft.config import CacheConfig, PrefetchPolicy, StorePolicy, parse_config
 from kvgraft_transformers.serving.checkpoint import (
     check_device,
@@ -150,7 +150,7 @@ log = logging.getLogger("kvgraft.serve")
     "grace_s",
     default=5.0,
     show_default=True,
-    type=Number(min=0),
+    type=click.FloatRange(min=0),
     help="Seconds from SIGTERM or Ctrl-C to the end; requests may go on until the last of them.",
 )
 @click.option(

@@ -1,0 +1,36 @@
+"""Numbers on the command line and in CSV files, as people write them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+__all__ = ["Number", "number_of"]
+
+
+def number_of(text: str) -> float:
+    """A number; `5_0`, which Python reads as 50, is a slip of the finger.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if "_" in text:
+        raise ValueError(f"{text!r} is no number")
+    return float(text)
+
+
+class Number(click.FloatRange):
+    """A number with a fraction."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The number.
+
+        Raises:
+            click.BadParameter: it is none, or out of range.
+        """
+        try:
+            value = number_of(value) if isinstance(value, str) else value
+        except ValueError:
+            self.fail(f"{value!r} is no number", param, ctx)
+        return super().convert(value, param, ctx)
