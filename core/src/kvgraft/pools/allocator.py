@@ -89,10 +89,6 @@ class SlotAllocator:
         """The free slot numbers, for integrity checks."""
         return [*range(self.end - 1, self.end - self._n_fresh - 1, -1), *self._free]
 
-    def free_apart(self) -> tuple[list[int], range]:
-        """The free slot numbers, apart: those written down, and those never taken so far."""
-        return [*self._free], range(self.end - self._n_fresh, self.end)
-
     def _write_down(self, n: int) -> array[int]:
         """Put the next `n` fresh slots under the stack, the first of them on top."""
         first = self.end - self._n_fresh
