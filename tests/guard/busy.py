@@ -58,7 +58,10 @@ SETS: tuple[tuple[str, ...], ...] = (
 def third_party(name: str, random: Random) -> Plugin:
     """A component that is not installed."""
     if name == "odd":
-        trait = random.choice([each for each in LEGAL if "head" not in each])
+        traits = [each for each in LEGAL if "head" not in each]
+        if random.random() < 0.5:
+            traits = [each for each in traits if LEGAL[each].hooks]
+        trait = random.choice(traits)
         plugin = load_plugin(name, LEGAL[trait].implementation(name))
         return replace(plugin, distribution=trait)  # for reports
     made = {
@@ -90,6 +93,12 @@ def options_of(name: str, random: Random, page: int) -> dict[str, Any]:
     return {}
 
 
+def cost_model(random: Random) -> dict[str, float]:
+    """Of loading and computing, such that either may be faster."""
+    latency_s, bandwidth = random.choice([0.0, 1e-4, 5e-3]), random.choice([1e4, 1e5, 1e6])
+    return {"bandwidth_bytes_s": bandwidth, "latency_s": latency_s, "prefill_tokens_s": 5e3}
+
+
 def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
     """Settings of a cache, as text would give them, and packages that are not installed."""
     names = random.choice(SETS)
@@ -108,9 +117,7 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
         "policy": random.choice(["lru", "density"]),
         "write_policy": random.choice(["write-through", "write-back", "write-through-selective"]),
         "pin_share": random.choice([0.1, 0.25, 0.6]),
-        "load": random.choice(
-            [None, None, {"bandwidth_bytes_s": 1e5, "latency_s": 1e-4, "prefill_tokens_s": 5e3}]
-        ),
+        "load": random.choice([None, None, cost_model(random)]),
         "cut_tokens": random.choice([0, 0, 2 * page]),
         "decode_interval_tokens": random.choice([0, page, 4 * page, 256]),
         "max_requests": random.choice([None, 12]),
@@ -210,7 +217,10 @@ class Busy:
 
     def tokens(self) -> list[int]:
         random = self.random
-        if self.keys and random.random() < 0.5:
+        now = [each.key for each in self.running]
+        if now and random.random() < 0.25:
+            tokens = random.choice(now).tokens().tolist()
+        elif self.keys and random.random() < 0.5:
             known = random.choice(self.keys[-6:]).tokens().tolist()
             tokens = known[: random.randint(1, len(known))] if random.random() < 0.5 else known
         else:
@@ -292,6 +302,14 @@ class Busy:
         self.note(request)
         if request.computed < request.prompt:
             n_tokens = self.cache.next_chunk(request, self.random.choice([None, None, self.page]))
+            more = min(self.page, request.prompt - request.computed - n_tokens)
+            if n_tokens and more and self.random.random() < 0.05:
+                # Past a boundary at which the chunk was to end, in one pass of the model.
+                if not self.cache.allocate(request, n_tokens + more):
+                    return False
+                self._compute(request, n_tokens)
+                self._compute(request, more)
+                return True
         else:
             beyond = self.random.random() < 0.1
             left = max(0, request.total - request.computed)
@@ -309,6 +327,13 @@ class Busy:
         return True
 
     def compute(self, request: Request, n_tokens: int) -> None:
+        """All of the tokens that slots are there for, now and then in two parts."""
+        first = self.random.randint(1, n_tokens) if self.random.random() < 0.1 else n_tokens
+        self._compute(request, first)
+        if n_tokens > first:
+            self._compute(request, n_tokens - first)
+
+    def _compute(self, request: Request, n_tokens: int) -> None:
         end = request.computed + n_tokens
         self.server.read(request)
         self.server.write(request, end)

@@ -7,15 +7,17 @@ from contextlib import suppress
 from typing import Any
 
 from kvgraft import BudgetError, TokenKey
+from kvgraft.requests import pins
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
+from kvgraft.requests.uses import Terms
 from kvgraft.serving import Serving
 from kvgraft.tree import eviction, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.lifetimes import Levels
+from kvgraft.tree.lifetimes import Levels, Term
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
@@ -169,3 +171,30 @@ def an_order_that_forgets_priorities(put: Patch) -> None:
         scene.cache.finish(request)
     scene.settle()
     scene.cache.evict("base", 1)
+
+
+@breaks("T7")
+def a_priority_that_lasts_for_the_next_request(put: Patch) -> None:
+    used = Terms.used
+
+    def lasting(self: Terms, request: Request) -> None:
+        used(self, request)
+        if request.wanted is None:
+            request.use_term = Term(1)
+
+    scene = Scene()
+    scene.begin(PROMPT, priority=1)
+    put.setattr(Terms, "used", lasting)
+    scene.begin(LONGER)
+    scene.close()
+
+
+@breaks("K6", "base")
+def pins_that_count_after_their_end(put: Patch) -> None:
+    scene = Scene(plain=True)
+    scene.cached(PROMPT[: 4 * 4])
+    pin = scene.cache.pin(TokenKey(PROMPT), owner="me")
+    assert pin.tokens
+    put.setattr(pins._Holders, "remove", lambda self, *given: None)
+    scene.cache.unpin(pin)
+    scene.close()

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from kvgraft import Cache, Direction, LeaseError, TokenKey, TransferError, WritePolicy
+from kvgraft import (
+    Cache,
+    ComponentMatch,
+    Direction,
+    LeaseError,
+    TokenKey,
+    TransferError,
+    WritePolicy,
+)
 from kvgraft.admission import Decision, Outcome, promises
 from kvgraft.admission.decision import default_demand
 from kvgraft.admission.promises import Budget
@@ -18,6 +26,7 @@ from kvgraft.requests.stepping import Batch, Stepper
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.matching import Match
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand
 
@@ -540,3 +549,16 @@ def a_match_that_fails_and_leaves_its_pins(put: Patch) -> None:
 
     after_lease(put, scene, fail)
     scene.begin(LONGER)
+
+
+@breaks("M1", "window")
+def a_match_that_a_component_wanted_shorter(put: Patch) -> None:
+    def as_it_is(self: Leases, found: Match, limit: int) -> Match:
+        return found
+
+    scene = Scene()
+    scene.cached(PROMPT)
+    scene.window.answers["finalize_match_result"] = lambda view: ComponentMatch(view.anchor // 2)
+    put.into(scene.cache.leases, _shorten=as_it_is)
+    scene.begin(LONGER)
+    scene.close()

@@ -393,10 +393,11 @@ def a_page_more(query: LockQuery) -> list[Span]:
     return [Span(max(0, span.start - 1), span.end) for span in window_of(query)]
 
 
-def test_a_page_that_a_component_asks_to_pin_counts_as_used() -> None:
+@pytest.mark.parametrize("end", ["checkpoint", "finish"])
+def test_a_page_that_a_component_asks_to_pin_counts_as_used(end: str) -> None:
     scene = Scene(host_tokens=64)
     scene.window.answers["acquire_component_lock"] = a_page_more
-    assert scene.cache.checkpoint(scene.computed(range(len(PROMPT) + 1)))
+    assert getattr(scene.cache, end)(scene.computed(range(len(PROMPT) + 1)))
     scene.close()
 
 
@@ -461,3 +462,25 @@ def test_a_state_whose_canonical_pages_are_promised_away_on_host_is_not_copied_a
 def test_legal_calls_in_any_order_on_caches_of_any_settings_raise_no_alarm(seeds: range) -> None:
     for seed in seeds:
         Busy(seed).run(120)
+
+
+def test_a_match_whose_copy_makes_room_on_host_may_take_canonical_data_along() -> None:
+    """Room for a state on HOST is a leaf's, where everything goes, also what DEVICE has of it."""
+    hisparse = {"n_layers": 1, "hot_tokens": 4, "max_running": 2}
+    with Cache.open(
+        {"hisparse": hisparse, "mamba": {"states": 6, "host_states": 1}},
+        page_size=4,
+        device_tokens=256,
+        host_tokens=128,
+        write_policy="write-through-selective",
+        guard="on",
+        transfers=PromptEngine(),
+    ) as cache:
+        server = Server(cache)
+        device = cache.tree.component("hisparse").device
+        for first in (100, 200):
+            server.serve(range(first, first + 9))
+            free = device.free
+            cache.abort(server.begin(range(first, first + 9)))
+            cache.drain()
+        assert device.free > free

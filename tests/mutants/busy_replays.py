@@ -1,8 +1,9 @@
-"""Three busy replays: every tier is short, requests wait, are retracted and given up.
+"""Busy replays: every tier is short, requests wait, are retracted and given up.
 
 `sessions` is write-through with namespaces that look alike and users who lose interest; `stored`
 is write-back, with a store behind HOST and a choice between loading and computing; `windows` has no
-states, so that pages between resume points are left behind.
+states, so that pages between resume points are left behind. `drawn` is many small caches of any
+settings, on which every legal call is made at any time.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 
 from kvgraft.cache import Cache
 from kvgraft.config import parse_config
+from kvgraft.errors import ContractViolation
 from kvgraft.requests.request import Request
 from kvgraft_replay.arrivals import ClosedLoop
 from kvgraft_replay.engine import EngineModel, ReplayEngine
@@ -21,6 +23,8 @@ from kvgraft_replay.meter import Meter
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.running import Job, Player
 from kvgraft_replay.workload import Addresses, TraceRequest, Workload, join_spans
+
+from ..guard.busy import Busy
 
 __all__ = ["REPLAYS", "play"]
 
@@ -32,6 +36,12 @@ PAGE = 4
 
 AGAIN = 3
 """How many users ask the same again in the end, with a prompt of whole pages."""
+
+DRAWN = 40
+"""Caches of drawn settings."""
+
+MOVES = 200
+"""Calls on each of them."""
 
 LOSES_INTEREST = 11
 """Every so many admitted requests one is aborted while its load-back may be in flight."""
@@ -188,10 +198,24 @@ def _windows(guard: str) -> str:
     return _play(cache, sessions(3, 30), 8, Player)
 
 
+def _drawn(guard: str) -> str:
+    """An error that is no violation ends one cache, and the next is opened."""
+    noticed = ""
+    for seed in range(DRAWN):
+        try:
+            Busy(seed, guard=guard).run(MOVES)
+        except ContractViolation:
+            raise
+        except Exception as error:  # noqa: BLE001 - the cache's defect, or what the engine notices
+            noticed = noticed or f"{type(error).__name__} of cache {seed}: {error}"
+    return noticed
+
+
 REPLAYS: dict[str, Callable[[str], str]] = {
     "sessions": _sessions,
     "stored": _stored,
     "windows": _windows,
+    "drawn": _drawn,
 }
 """By name; each is given the guard's mode and returns faults noticed by the replay itself."""
 

@@ -521,5 +521,318 @@ GUARDED_CORES: dict[str, BadCore] = {
         "        self.receipt = hold_host(tree, tree.root(self.key.namespace))\n"
         "        self.phase = Phase.LOOKING",
     ),
+    # -- written later, and apart from the guard as well
+    "a request keeps its match of a namespace that was cleared": BadCore(
+        ("M1", "T11", "L3", "A9"),
+        "serving.py",
+        "request.limited is CROWDED or not self._may_share(request):",
+        "request.limited is CROWDED:",
+    ),
+    "a restart keeps the request's own slots": BadCore(
+        ("H8", "T8", "T9"),
+        "serving.py",
+        ("        self._give_up(parts)\n        self.leases"),
+        ("        self.budget.close(parts)\n        self.leases"),
+    ),
+    "a request that has to wait is refused for ever": BadCore(
+        ("A8",),
+        "admission/promises.py",
+        ("            return Decision(Outcome.DEFERRED, shortages)\n        wanted"),
+        ("            return Decision(Outcome.NEVER_FITS, shortages)\n        wanted"),
+    ),
+    "a shortage counts free slots alone as room": BadCore(
+        ("A8",),
+        "admission/promises.py",
+        "found.append(_short(ledger, need, ledger.headroom))",
+        "found.append(_short(ledger, need, ledger.free))",
+    ),
+    "a request waits for room that its own prefix takes": BadCore(
+        ("A8",),
+        "admission/promises.py",
+        "if shortage.needed + pinned <= shortage.capacity or (",
+        "if shortage.needed <= shortage.capacity or (",
+    ),
+    "host hits are counted in pages": BadCore(
+        ("M4", "A3"),
+        "requests/leases.py",
+        "part.host_slots = sum([part.component.n_slots(node) for node in nodes])",
+        "part.host_slots = sum([node.end - node.start for node in nodes])",
+    ),
+    "one component of a victim is copied alone": BadCore(
+        ("E4", "B2"),
+        "requests/eviction.py",
+        "return unbacked if admitted else []",
+        "return unbacked[:1] if admitted else []",
+    ),
+    "data is published on HOST below a gap": BadCore(
+        ("B1", "T5", "T4"),
+        "tree/operations.py",
+        "gap = operation.to_host and not parent_on_host(tree, node)",
+        "gap = False",
+    ),
+    "a copy that failed keeps its slots": BadCore(
+        ("R2", "T8", "S5", "L1", "E6"),
+        "tree/operations.py",
+        ("                _cancel(tree, node, component)\n    _leave(tree, operation)\n"),
+        ("                cell.incoming = None\n    _leave(tree, operation)\n"),
+    ),
+    "a request shares its deepest state alone": BadCore(
+        ("I7", "I10", "T8", "T9"),
+        "requests/publishing.py",
+        ("        deepest = _deepest(offered)\n        if deepest > end"),
+        (
+            "        deepest = _deepest(offered)\n"
+            "        offered = {page: slot for page, slot in offered.items() if page == deepest}\n"
+            "        if deepest > end"
+        ),
+    ),
+    "the state that follows a decode is named a page late": BadCore(
+        ("I7", "I6"),
+        "requests/slots.py",
+        "                part.tracked_page = page\n",
+        "                part.tracked_page = page + 1\n",
+    ),
+    "the last state slot is kept for nobody": BadCore(
+        ("I7", "I10", "I11"),
+        "requests/slots.py",
+        ("spare = ledger.headroom > 0\n            if due_as"),
+        ("spare = ledger.headroom > 1\n            if due_as"),
+    ),
+    "a state that was passed stays promised": BadCore(
+        ("A1", "I12", "A12", "I11"),
+        "requests/slots.py",
+        ('"the engine computed past it")\n                part.account.forgo(1)\n'),
+        '"the engine computed past it")\n',
+    ),
+    "the bound of pins is asked of each alone": BadCore(
+        ("K6",),
+        "requests/pins.py",
+        "if added and held + added > bound:",
+        "if added and added > bound:",
+    ),
+    "a tenant takes beyond its limit": BadCore(
+        ("K5", "A12", "K4", "E6", "E2"),
+        "tree/tenants.py",
+        "return min(self.allocator.n_free, self.limit - self.used)",
+        "return self.allocator.n_free",
+    ),
+    "the tenant that borrowed least gives up data": BadCore(
+        ("K5", "K4", "E6"),
+        "tree/tenants.py",
+        "if found is None or rank > most:",
+        "if found is None or rank < most:",
+    ),
+    "data whose time is over is of its priority's level": BadCore(
+        ("T7",),
+        "tree/lifetimes.py",
+        "return EXPIRED if self.is_over(term) else term.priority",
+        "return term.priority",
+    ),
+    "a priority that comes later leaves first": BadCore(
+        ("T7",),
+        "tree/lifetimes.py",
+        "insort(self._levels, level)",
+        "self._levels.insert(0, level)",
+    ),
+    "no time passes between two polls": BadCore(
+        ("T7",),
+        "tree/lifetimes.py",
+        ('        """Time goes on."""\n        self.now_s = self._clock()'),
+        '        """Time goes on."""',
+    ),
+    "evictions from HOST are no events": BadCore(
+        ("V2", "V1"),
+        "tree/tree.py",
+        (
+            "            self.observer.leaving(node, component, HOST, cause)\n"
+            "        cell.host = None"
+        ),
+        ("            pass\n        cell.host = None"),
+    ),
+    "a loss of events counts as one": BadCore(
+        ("V3",),
+        "plugins/observe/src/kvgraft_observe/events/stream.py",
+        "        self.lost += lost\n",
+        "        self.lost += 1\n",
+    ),
+    "a row is not read anew after other calls": BadCore(
+        ("T9", "K7", "N1", "L1", "I4"),
+        "serving.py",
+        "            self.rows.touch(request.row)\n",
+        "            pass\n",
+    ),
+    "pages computed again do not count as used": BadCore(
+        ("T7", "T12"),
+        "tree/inserting.py",
+        (
+            "        if not run.is_left:\n"
+            "            tree.touch(node, component)\n"
+            "        component.devices"
+        ),
+        "        component.devices",
+    ),
+    "data that comes back keeps its last use": BadCore(
+        ("T7", "I9", "T12", "I10"),
+        "tree/inserting.py",
+        ("cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock\n    component.devices"),
+        ("cell.stamp = tree.clock - LEFT_BEHIND if behind else cell.stamp\n    component.devices"),
+    ),
+    "a sliding window keeps its pins on HOST": BadCore(
+        ("L1", "T8", "L6", "T6"),
+        "tree/pinning.py",
+        (
+            "            pin_host(tree, component, anchor, given, receipt.host_from, -1)\n"
+            "        _unpin"
+        ),
+        ("            pass\n        _unpin"),
+    ),
+    "a load is weighed without its latency": BadCore(
+        ("R8",),
+        "requests/leases.py",
+        "load_s = self.load.latency_s + nbytes",
+        "load_s = nbytes",
+    ),
+    "a request waits for pages of another namespace": BadCore(
+        ("T11", "M1", "A8"),
+        "requests/pending.py",
+        "if by.stage is not ADMITTED or by.root is not request.root:",
+        "if by.stage is not ADMITTED:",
+    ),
+    "patience does not end": BadCore(
+        ("A8",),
+        "serving.py",
+        "        request.patience -= 1\n",
+        "",
+    ),
+    "private slots are lost with their request": BadCore(
+        ("H8", "T8"),
+        "admission/promises.py",
+        "                    books.give_private(slots)\n",
+        "                    pass\n",
+    ),
+    "a promise is renewed beyond what is left to take": BadCore(
+        ("A1", "I12", "A12"),
+        "requests/parts.py",
+        "        target = min(target, self.remaining)\n",
+        "",
+    ),
+    "HOST eviction frees one slot too many": BadCore(
+        ("E2",),
+        "tree/eviction.py",
+        ("    before = ledger.free\n    target = ledger.room + n_slots\n    held"),
+        ("    before = ledger.free\n    target = ledger.room + n_slots + 1\n    held"),
+    ),
+    "a component's shorter match is ignored": BadCore(
+        ("M1", "M5"),
+        "requests/leases.py",
+        "                if answer.limit_pages < found.anchor:\n",
+        "                if False:\n",
+    ),
+    "a known key is followed where it was found in another tree": BadCore(
+        ("T11", "M1"),
+        "tree/matching.py",
+        "if node is None or key.trail_root is not root:",
+        "if node is None:",
+    ),
+    "a load-back starts a page late": BadCore(
+        ("R1", "R5", "M4", "L3", "M7"),
+        "requests/leases.py",
+        "                host_from = matching.missing_from(tree, found)\n",
+        ("                host_from = (matching.missing_from(tree, found) or 0) + 1\n"),
+    ),
+    "an expired pin on HOST outlives the load-back": BadCore(
+        ("L1", "T8", "L3", "H8", "H4"),
+        "tree/pinning.py",
+        ("    if not tree.homes_on_host:\n        release_host(tree, receipt)"),
+        ("    if tree.homes_on_host:\n        release_host(tree, receipt)"),
+    ),
+    "a step takes no notice of states that are due": BadCore(
+        ("I7", "M8", "I10"),
+        "requests/stepping.py",
+        (
+            "        if not n_pages and not batch.n_slow:\n"
+            "            self._keep_states(batch, None)"
+        ),
+        ("        if not n_pages and not batch.n_slow:\n            pass"),
+    ),
+    "a step makes room for one page alone": BadCore(
+        ("A7", "T9", "E6", "E2", "A1"),
+        "requests/stepping.py",
+        "all(n_pages * each.slots_per_page <= each.device.room",
+        "all(each.slots_per_page <= each.device.room",
+    ),
+    "a demand asks for the prompt's states alone": BadCore(
+        ("A10", "A1", "I12"),
+        "admission/promises.py",
+        "            if component.is_state and not request.keeps_decoded:\n",
+        "            if component.is_state:\n",
+    ),
+    "points that are left out are not counted": BadCore(
+        ("I11",),
+        "admission/promises.py",
+        "            self.points.skip_left_out(request)\n",
+        "            request.points_left_out = None\n",
+    ),
+    "a canonical copy goes before the data that hangs from it": BadCore(
+        ("E5", "E3", "T4", "T5", "E6", "T8"),
+        "tree/eviction.py",
+        "if other.index in component.narrower and (other is component or not other.home_is_host)",
+        "if other is component",
+    ),
+    "data of a victim's tenant is cut a page too deep": BadCore(
+        ("K4", "E2"),
+        "tree/eviction.py",
+        "tree.split(node, node.end - ledger.over // component.slots_per_page)",
+        "tree.split(node, node.end - 1 - ledger.over // component.slots_per_page)",
+    ),
+    "copies to HOST run before the fence of the data": BadCore(
+        ("B4", "B3"),
+        "transfers/journal.py",
+        ("            fence = self.fence\n        queries"),
+        ("            fence = None\n        queries"),
+    ),
+    "a priority lasts for the next request's data, too": BadCore(
+        ("T7",),
+        "requests/uses.py",
+        "        if request.wanted is not None:\n",
+        "        if request.wanted is None:\n"
+        "            request.use_term = self.tree.use_term\n"
+        "        else:\n",
+    ),
+    "a request given up leaves its row to nobody": BadCore(
+        ("T9", "H8"),
+        "serving.py",
+        (
+            "        request.stage, request.waits = CLOSED, []\n"
+            "        self.rows.give_back(request)\n"
+        ),
+        "        request.stage, request.waits = CLOSED, []\n",
+    ),
+    "unpinning lets a node's pages go that another pin holds": BadCore(
+        ("K6", "L1", "T6"),
+        "requests/pins.py",
+        (
+            "            if not pins[node]:\n"
+            "                del pins[node]\n"
+            "                self.slots"
+        ),
+        (
+            "            if pins[node] or not pins[node]:\n"
+            "                del pins[node]\n"
+            "                self.slots"
+        ),
+    ),
+    "a victim at home on HOST leaves its DEVICE data": BadCore(
+        ("E5", "T4", "T5", "E3", "M1", "T8"),
+        "tree/eviction.py",
+        ("            _lose_home(tree, node, other, cause)\n    if parent"),
+        ("            pass\n    if parent"),
+    ),
+    "a waiting request's prefetched data is never given way": BadCore(
+        ("A8", "S3", "A13"),
+        "serving.py",
+        "while decision.outcome is DEFERRED and _lacks_host(decision) and self._gives_way(gave):",
+        "while False:",
+    ),
 }
 """By name, which says what is wrong."""

@@ -1,4 +1,4 @@
-"""Bad cores are found by the guard alone in three busy replays; without a defect it is silent."""
+"""Bad cores are found by the guard alone in busy replays; without a defect it is silent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python -m tests.mutants.under_guard`: bad cores under three busy replays, with the guard alone.
+"""`python -m tests.mutants.under_guard`: bad cores under busy replays, with the guard alone.
 
 Each is patched into the source as it is imported, in a process of its own. A kill is an error of
 the guard, with its rule; faults that the replay itself notices, such as wrong bytes, do not count.
@@ -28,12 +28,12 @@ CORE = ROOT / "core" / "src" / "kvgraft"
 PLUGINS = sorted(ROOT.glob("plugins/*/src"))
 GUARD = ROOT / "plugins" / "guard" / "src" / "kvgraft_guard"
 LONGEST_S = 240.0
-NAMES = ("sessions", "stored", "windows")
+NAMES = ("drawn", "sessions", "stored", "windows")
 TABLE = ROOT / "docs" / "guard-mutants.md"
 
 HEAD = """# Bad cores under the guard
 
-One line of the core replaced at a time, in three busy replays with the guard on
+One line of the core replaced at a time, in busy replays with the guard on
 (`tests/mutants/busy_replays.py`). Faults that the replay itself notices, such as wrong bytes, do
 not count, nor do errors that the core raises without a guard. Written by `make mutants`.
 

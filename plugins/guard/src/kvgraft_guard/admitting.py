@@ -8,13 +8,14 @@ from typing import Any
 from kvgraft.admission.decision import Decision, Outcome, pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.policies import Hint
+from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.requests.resume_points import resume_pages
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import PointKind
-from kvgraft_guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Reading
+from kvgraft_guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Counts, Pool, Reading
 from kvgraft_guard.waits import Waits
 from kvgraft_guard.watched import After, Holdings, Watched, holdings
 
@@ -59,6 +60,7 @@ class Admitting:
                     f"a match added {splits} nodes; it may split {most}",
                 )
             self._check_match(request)
+            self._check_term(request)
             if expected is not None and limit is not None:
                 self._check_asked(request, resume_at)
                 watched.matches.check(request, expected, anew=False)
@@ -66,6 +68,18 @@ class Admitting:
                 watched.matches.check_explained(key, limit)
 
         return after
+
+    def _check_term(self, request: Request) -> None:
+        """Its uses have the priority that was asked for it, and none if none was (T7)."""
+        term, wanted = request.use_term, request.wanted
+        if (None if term is None else term.priority) == (None if wanted is None else wanted[0]):
+            return
+        raise ContractViolation(
+            "T7",
+            None,
+            f"a request that asks for {wanted or 'no priority'} uses its data as {term}: other "
+            f"data leaves before or after it, at use {self.tree.clock >> CLASS_BITS}",
+        )
 
     def _check_asked(self, request: Request, resume_at: int | Sequence[int] | None) -> None:
         """The request records the pages that the engine named as points (I10)."""
@@ -93,7 +107,7 @@ class Admitting:
             if before == after:
                 continue
             pool = self.books.pools[at]
-            if self.watched.copies_hits and pool.name == "host":
+            if self._made_room_for_copies(pool, before, after):
                 continue
             if before[FREE] != after[FREE] or before[IN_FLIGHT] != after[IN_FLIGHT]:
                 raise ContractViolation(
@@ -102,6 +116,15 @@ class Admitting:
                     f"{name} changed the {pool.name} pool: free went from {before[FREE]} to "
                     f"{after[FREE]}, in flight from {before[IN_FLIGHT]} to {after[IN_FLIGHT]}",
                 )
+
+    def _made_room_for_copies(self, pool: Pool, before: Counts, after: Counts) -> bool:
+        """Whether a pool may have changed so because a match begins copies of the data it uses.
+
+        Room for them is made on HOST, and data whose canonical copy goes leaves DEVICE, too.
+        """
+        if not self.watched.copies_hits:
+            return False
+        return pool.name == "host" or (self.watched.homes and after[FREE] >= before[FREE])
 
     def _check_match(self, request: Request) -> None:
         anchor, device, size = request.anchor_tokens, request.device_tokens, self.tree.page_size
@@ -157,7 +180,7 @@ class Admitting:
                 watched.promises.check_decision(request, decision)
                 return
             for pool, before, later in zip(self.books.pools, was.counts, now.counts):
-                if watched.copies_hits and renewed and pool.name == "host":
+                if renewed and self._made_room_for_copies(pool, before, later):
                     continue
                 kept = (FREE, PRIVATE, PROMISED) if renewed else range(len(before))
                 if any(before[term] != later[term] for term in kept):
@@ -206,10 +229,18 @@ class Admitting:
         Those of least use to repetitions go first (I11).
         """
         gone = points.keys() - request.points.keys()
+        admitted = request.stage is ADMITTED
+        if admitted and self.tree.has_state and sorted(request.points) != request.checkpoints:
+            raise ContractViolation(
+                "I11",
+                None,
+                f"a request is admitted with points at pages {sorted(request.points)} and captures "
+                f"states at {request.checkpoints}",
+            )
         repeat = (request.prompt - 1) // self.tree.page_size
         useful = sorted(points, key=lambda page: (page <= repeat, page), reverse=True)
         last = set(useful[len(points) - len(gone) :])
-        allowed = last if request.stage is ADMITTED else set()
+        allowed = last if admitted else set()
         if gone == allowed and skipped == len({(page, points[page]) for page in gone} - known):
             return
         raise ContractViolation(

@@ -41,19 +41,23 @@ class HookGuard:
 
     Attributes:
         name: the component's.
+        asked: the spans that it asked to pin last.
         locks: segments acquired and not released, by identity: segment, its spans then, how often.
         moves: transfers built and not ended, by identity of their query.
         fresh: identities of those built since `moves_begin`.
         lowered: whether it shortened a match since `matches_begin`.
+        limit: the shortest match it asked for since then, in pages; None if it asked for none.
         captures: boundaries, in pages, at which it wanted states captured since then.
     """
 
     def __init__(self, plugin: Plugin, *, ask_twice: bool) -> None:
         self.name = plugin.name
         self.locks: dict[int, tuple[Sequence[Span], Spans | None, int]] = {}
+        self.asked: Spans = ()
         self.moves: dict[int, TransferQuery] = {}
         self.fresh: list[int] = []
         self.lowered = False
+        self.limit: int | None = None
         self.captures: set[int] = set()
         self._builds = hasattr(plugin.implementation, "build_hicache_transfers")
         self._budget: Any = (
@@ -65,6 +69,7 @@ class HookGuard:
     def matches_begin(self) -> None:
         """A match begins: answers from here on are about it."""
         self.lowered = False
+        self.limit = None
         self.captures = set()
 
     @hookimpl(wrapper=True)
@@ -99,6 +104,7 @@ class HookGuard:
                     f"at {limit} passes whole pages from {limit + 1} to {view.limit}",
                 )
             self.lowered = self.lowered or limit < view.anchor
+            self.limit = limit if self.limit is None else min(limit, self.limit)
             self.captures.update(pages)
         return answer
 
@@ -124,6 +130,7 @@ class HookGuard:
                     f"acquire_component_lock pins {held} pages at boundary {query.boundary}; its "
                     f"reach is {most} pages, and one more may be pinned",
                 )
+        self.asked = tuple([each for each in spans or () if len(each) == 2])
         _, _, times = self.locks.get(id(answer), (answer, spans, 0))
         self.locks[id(answer)] = (answer, spans, times + 1)
         return answer

@@ -6,6 +6,7 @@ it are looked for in the tree, page by page, and compared with the points the re
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import count, pairwise
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import PointKind
+from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.paths import follow, needed
 
 __all__ = ["SMALL_TOKENS", "Belongings", "Departed", "Leavings"]
@@ -52,6 +54,7 @@ class Belongings(NamedTuple):
         points: the request's resume points.
         marked: boundaries that the tree knows as resume points.
         due: the boundary at which its live states are to be captured; 0 if none.
+        clock: the tree's.
         skipped: points skipped so far, of all requests.
         known: those of the request, which are not counted again.
     """
@@ -66,6 +69,7 @@ class Belongings(NamedTuple):
     points: dict[int, PointKind]
     marked: frozenset[int]
     due: int
+    clock: int
     skipped: int
     known: frozenset[tuple[int, PointKind]]
 
@@ -91,8 +95,9 @@ class Leavings:
         spacing: fewest pages between two points of a grid.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
         self.cache = cache
+        self._hooks = {hook.name: hook for hook in hooks}
         self.tree = cache.tree
         self._paged = [component for component in cache.tree.components if not component.is_state]
         self._stateful = [component for component in cache.tree.components if component.is_state]
@@ -188,6 +193,7 @@ class Leavings:
             dict(request.points),
             marked,
             due,
+            self.tree.clock,
             skipped,
             request.skipped,
         )
@@ -287,6 +293,13 @@ class Leavings:
             self._raise_for(
                 request, component, "I10", gone & worth & behind, "needed at a point, goes first"
             )
+            self._raise_for(
+                request,
+                component,
+                "T7",
+                freed & there & worth & (stamps <= was.clock),
+                "was computed once more, and does not count as used",
+            )
             if not self._is_small(request):
                 self._raise_for(
                     request, component, "I9", lost & left & ~worth, "is freed, not left behind"
@@ -294,22 +307,25 @@ class Leavings:
         self._raise_for(
             request, component, "I10", adopted & ~worth & ~left, "is kept where no state is"
         )
-        first = adopted & ~worth & ~behind & ~copied & ~self._asked_for(component, now, n_pages)
-        self._raise_for(request, component, "I9", first, "was left behind and does not go first")
+        self._raise_for(
+            request,
+            component,
+            "I9",
+            adopted & ~worth & ~behind & ~copied & ~self._asked_for(component, n_pages),
+            "was left behind and does not go first",
+        )
         early = adopted & behind & (stamps < self._newest[index])
         self._raise_for(request, component, "I9", early, "goes before data left behind earlier")
         if (adopted & behind).any():
             self._newest[index] = int(stamps[adopted & behind].max())
         return Departed(int(adopted.sum()) * size, int(freed.sum()) * size)
 
-    def _asked_for(
-        self, component: TreeComponent, now: Belongings, n_pages: int
-    ) -> npt.NDArray[np.bool_]:
-        """Pages that a component pins by its own hook, which is a use."""
+    def _asked_for(self, component: TreeComponent, n_pages: int) -> npt.NDArray[np.bool_]:
+        """Pages that a component asked to pin by its own hook, which is a use."""
         asked = np.zeros(n_pages, np.bool_)
-        if self.cache.mounted[component.index].lock_hooks is not None:
-            held = now.held[component.index][:n_pages]
-            asked[: len(held)] = held
+        hook = self._hooks.get(component.name)
+        for low, high in hook.asked if hook is not None else ():
+            asked[low:high] = True
         return asked
 
     def _is_small(self, request: Request) -> bool:

@@ -78,6 +78,14 @@ class Matches:
         size = self.tree.page_size
         anchor = request.anchor_tokens // size
         lowered = any(hook.lowered for hook in self.hooks)
+        for hook in self.hooks:
+            if hook.limit is not None and anchor > hook.limit:
+                raise ContractViolation(
+                    "M1",
+                    hook.name,
+                    f"{_of(request)} resumes at page {anchor}, and the component accepts "
+                    f"{hook.limit} at most",
+                )
         if anchor > expected.best or (anchor < expected.best and not lowered):
             self._check_reason(request, expected, anchor, anew=anew)
         device = deepest(self.tree, expected.shelf, anchor, device_only=True)

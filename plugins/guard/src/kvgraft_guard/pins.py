@@ -52,9 +52,30 @@ class Pinning:
         return self._after
 
     def _after(self, result: Any, was: Reading, now: Reading) -> None:
-        """Pins that are left stand."""
+        """Pins that are left stand, and count as they hold."""
         for pin in self.watched.cache.pins:
             self.check(pin)
+        for component in self.tree.components:
+            self._check_counted(component)
+
+    def _check_counted(self, component: TreeComponent) -> None:
+        """The slots that count against the bound are those that pins hold; each counts once."""
+        pins = self.watched.cache.pins
+        if self.watched.cache.mounted[component.index].lock_hooks is not None:
+            return
+        held, counted = self._held(component), pins.held(component.device)
+        if held != counted:
+            raise ContractViolation(
+                "K6",
+                component.name,
+                f"{len(pins)} pins hold {held} device slots, {counted} are counted against the "
+                "bound",
+            )
+
+    def _held(self, component: TreeComponent) -> int:
+        """Slots of the pages that components need at pins' ends, cached or not."""
+        pages = {page for each in self.watched.cache.pins for page in self._pages(each, component)}
+        return len(pages) * (1 if component.is_state else component.slots_per_page)
 
     def check(self, pin: Pin) -> None:
         """The data that components need at a pin's end is there, and held."""
@@ -85,10 +106,7 @@ class Pinning:
         for component in self.tree.components:
             if not any(self._pages(pin, component)):
                 continue  # a pool that shrank may hold more
-            pages = {
-                page for each in self.watched.cache.pins for page in self._pages(each, component)
-            }
-            held = len(pages) * (1 if component.is_state else component.slots_per_page)
+            held = self._held(component)
             most = component.device.capacity * self.watched.cache.config.pin_share
             if held > most:
                 raise ContractViolation(

@@ -95,7 +95,21 @@ class Rooms:
 
     def removes(self, node: Node) -> None:
         """All that a victim takes along is gone."""
+        if self._homes and self._victims.active:
+            self._check_homes(node)
         self._victims.freed(node)
+
+    def _check_homes(self, node: Node) -> None:
+        """Where a canonical copy left HOST, nothing of it stays on DEVICE that nobody pins (E5)."""
+        for component, cell in zip(self.tree.components, node.cells):
+            lone = component.home_is_host and cell.host is None and cell.incoming is None
+            if lone and cell.device is not None and not cell.device_pins:
+                raise ContractViolation(
+                    "E5",
+                    component.name,
+                    f"{node!r} lost its canonical copy on HOST and keeps "
+                    f"{component.n_slots(node)} slots on DEVICE",
+                )
 
     def expect(self, needs: Sequence[int], *, host_too: bool, loading: bool = False) -> None:
         """An operation begins that may make room on DEVICE for `needs`, per component.

@@ -15,7 +15,7 @@ from kvgraft_guard.books import EVICTABLE, FREE, PRIVATE, PROMISED, Reading
 from kvgraft_guard.leases import Moment
 from kvgraft_guard.leavings import Belongings, Departed
 from kvgraft_guard.paths import follow
-from kvgraft_guard.shares import Offer
+from kvgraft_guard.shares import Offer, Spare
 from kvgraft_guard.watched import After, Watched
 
 __all__ = ["Running"]
@@ -136,7 +136,7 @@ class Running:
             watched.promises.check_within(request, n_tokens, peaks, spare=unforeseen)
             watched.shares.allocated(request, left=left is not None)
             shared = self._shared_states(request, left)
-            watched.shares.check_kept(request, states, shared, spare=self._has_spare(was))
+            watched.shares.check_kept(request, states, shared, self._spare(was))
             self._check_headroom("allocate", falls, rooms, now)
 
         return after
@@ -341,13 +341,13 @@ class Running:
                     f"({pool.ledger.promised})",
                 )
 
-    def _has_spare(self, was: Reading) -> bool:
-        """Whether every state pool had a slot that nobody was promised; False among tenants."""
-        return not self.watched.rooms.tenancy.shared and all(
-            counts[FREE] + counts[EVICTABLE] > counts[PROMISED]
-            for counts, component in zip(was.counts, self.tree.components)
-            if component.is_state
-        )
+    def _spare(self, was: Reading) -> Spare:
+        """What every state pool had to spare; nothing for sure among tenants."""
+        if self.watched.rooms.tenancy.shared:
+            return Spare(False, False)
+        counts = [each for each, one in zip(was.counts, self.tree.components) if one.is_state]
+        slot = all(each[FREE] + each[EVICTABLE] > each[PROMISED] for each in counts)
+        return Spare(slot, slot and all(each[FREE] > 0 for each in counts))
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> After:
         """It shares up to a legal boundary (I6), or changes nothing."""
@@ -360,7 +360,7 @@ class Running:
         def after(shared: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
             end = request.cached
             shared_states = self._shared_states(request, offer.left)
-            watched.shares.check_kept(request, states, shared_states, spare=self._has_spare(was))
+            watched.shares.check_kept(request, states, shared_states, self._spare(was))
             if not shared:
                 self._check_declined(request, offer)
                 if not self.tree.has_state:

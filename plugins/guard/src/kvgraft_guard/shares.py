@@ -6,7 +6,7 @@ of its operations, and now and then after others'.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,13 +21,14 @@ from kvgraft.requests.parts import Due
 from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
+from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.leavings import SMALL_TOKENS, Belongings, Leavings
 from kvgraft_guard.paths import Shelf, deepest, is_root_of, look, needed
 
 if TYPE_CHECKING:
     from kvgraft.requests.parts import Account
 
-__all__ = ["Offer", "Shares", "States"]
+__all__ = ["Offer", "Shares", "Spare", "States"]
 
 Table = npt.NDArray[np.int32]
 
@@ -93,6 +94,13 @@ class States(NamedTuple):
         return self.due_as is Due.POINT and self.promised > 0
 
 
+class Spare(NamedTuple):
+    """What every state pool has to spare: a slot that nobody was promised, and a free one."""
+
+    slot: bool
+    free_slot: bool
+
+
 class Shares:
     """Checks the slots that the requests of one cache own and share.
 
@@ -101,12 +109,12 @@ class Shares:
             to the next.
     """
 
-    def __init__(self, cache: Cache) -> None:
+    def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
         self.cache = cache
         self.tree = cache.tree
         self._paged = [component for component in cache.tree.components if not component.is_state]
         self.follows = True
-        self.leavings = Leavings(cache)
+        self.leavings = Leavings(cache, hooks)
         self._seen: dict[int, _Seen] = {}
         self._due: dict[int, tuple[Request, int, int]] = {}
         self._turn = 0
@@ -528,7 +536,7 @@ class Shares:
         return found
 
     def check_kept(
-        self, request: Request, was: dict[int, States], shared: Collection[int], *, spare: bool
+        self, request: Request, was: dict[int, States], shared: Collection[int], spare: Spare
     ) -> None:
         """States that were set up or kept are copies of the right states (M8, I7).
 
@@ -536,7 +544,7 @@ class Shares:
             request: whose.
             was: their bytes before.
             shared: boundaries at which the tree has its states now.
-            spare: whether every state pool had a slot that was promised to nobody.
+            spare: what every state pool had to spare.
         """
         for index, before in was.items():
             own = request.state_part(index)
@@ -561,6 +569,13 @@ class Shares:
                         f"the state captured at page {page} is",
                     )
             if own.tracked is not None and own.tracked_page != before.tracked_page:
+                if own.tracked_page != before.due:
+                    raise ContractViolation(
+                        "I7",
+                        component.name,
+                        f"{_of(request)} keeps the state due at page {before.due} as that of page "
+                        f"{own.tracked_page}",
+                    )
                 self._check_copy(
                     "I7",
                     component,
@@ -571,7 +586,8 @@ class Shares:
                 )
             due = before.due if before.live is not None else 0
             kept = own.due == due or due in own.captured or due in shared
-            wanted = before.due_as in (Due.POINT, Due.GRID) and spare
+            wanted = before.due_as in (Due.POINT, Due.GRID) and spare.slot
+            wanted = wanted or (before.due_as is Due.LEFT and spare.free_slot)
             if due and not kept and (before.must_be_kept or wanted):
                 raise ContractViolation(
                     "I7",

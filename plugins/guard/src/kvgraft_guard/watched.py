@@ -60,7 +60,7 @@ class Watched:
         self.tree = cache.tree
         self.hooks = hooks
         self.matches = Matches(cache, hooks)
-        self.shares = Shares(cache)
+        self.shares = Shares(cache, hooks)
         self.contents = Contents(cache)
         self.operation = ""
         self.promises = Promises(cache)
