@@ -460,6 +460,22 @@ def test_without_storage_a_prefetch_is_refused_as_it_was_given(cache: Cache) -> 
 
 
 @pytest.mark.parametrize("end", ["checkpoint", "finish", "retract"])
+def test_nothing_is_shared_under_a_key_that_was_cut_and_grew_again_to_its_length(end: str) -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=64) as cache:
+        request = cache.begin(TokenKey(range(20)), reserve=4)
+        assert cache.admit(request).admitted
+        assert cache.allocate(request, 20)
+        cache.computed(request, 20)
+        request.key.truncate(18)
+        request.key.extend([98, 99])
+        assert cache.step([request], [5]).requests == [request]
+        with pytest.raises(LeaseError, match="its key was cut before that, and holds 21 now"):
+            getattr(cache, end)(request)
+        cache.abort(request)
+        assert cache.begin(TokenKey([*range(18), 98, 99, 5])).anchor_tokens == 0
+
+
+@pytest.mark.parametrize("end", ["checkpoint", "finish", "retract"])
 def test_after_a_cut_of_its_key_a_request_may_end_that_shared_all_it_computed(end: str) -> None:
     with Cache.open(["full"], page_size=4, device_tokens=64) as cache:
         key = TokenKey(range(20))

@@ -135,8 +135,8 @@ def test_some_kinds_are_planned_or_refused_for_a_true_reason(kind: str, tmp_path
     assert not said or any(re.search(reason, said) for reason in REASONS), said
 
 
-GROUPS = 16
-"""Parts of a minute or two."""
+GROUPS = 4
+"""Parts of a minute."""
 
 
 @pytest.mark.long
