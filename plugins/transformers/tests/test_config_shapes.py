@@ -135,6 +135,15 @@ def test_some_kinds_are_planned_or_refused_for_a_true_reason(kind: str, tmp_path
     assert not said or any(re.search(reason, said) for reason in REASONS), said
 
 
+def test_a_model_that_transformers_maps_to_a_name_it_lacks_is_found_beside_its_configuration(
+    tmp_path: Path,
+) -> None:
+    if "voxtral_realtime" not in KINDS:
+        pytest.skip("this transformers has no voxtral_realtime")
+    said = outcome("voxtral_realtime", tmp_path)
+    assert not said or said.startswith("model VoxtralRealtimeTextModel (voxtral_realtime_text): ")
+
+
 GROUPS = 4
 """Parts of a minute."""
 

@@ -219,21 +219,25 @@ def _class_for(
         ConfigError: transformers has none.
     """
     for each in (text, config):
-        if type(each) in MODEL_FOR_CAUSAL_LM_MAPPING:
-            return _one(MODEL_FOR_CAUSAL_LM_MAPPING[type(each)]), each
+        found = _mapped(MODEL_FOR_CAUSAL_LM_MAPPING, each)
+        if found is not None:
+            return found, each
     for each in (text, config):
-        if type(each) in MODEL_MAPPING:
-            return _one(MODEL_MAPPING[type(each)]), each
-        own = _own_class(each)
-        if own is not None:
-            return own, each
+        found = _mapped(MODEL_MAPPING, each) or _own_class(each)
+        if found is not None:
+            return found, each
     raise ConfigError(
         f"model_type {config.model_type!r}: transformers has no model of this configuration alone, "
         "it is a part of others; give the whole model's config.json"
     )
 
 
-def _one(classes: Any) -> type[PreTrainedModel]:
+def _mapped(mapping: Any, config: PretrainedConfig) -> type[PreTrainedModel] | None:
+    """The class that transformers maps a configuration to; some that it names do not exist."""
+    try:
+        classes = mapping[type(config)]
+    except (KeyError, ValueError):
+        return None
     found: type[PreTrainedModel] = classes[0] if isinstance(classes, tuple) else classes
     return found
 
