@@ -182,7 +182,7 @@ def test_a_reader_that_lags_begins_again_with_a_snapshot() -> None:
 
 
 def listens(cache: Cache) -> bool:
-    return cache.tree.observer is not None
+    return bool(cache.tree.observers)
 
 
 def test_nobody_is_told_once_all_streams_are_closed() -> None:
@@ -240,9 +240,9 @@ def test_pages_that_events_would_name_wrongly_are_found() -> None:
         Server(cache).serve(PROMPT)
         cache.check_integrity()
         node = next(iter(cache.tree.nodes()))
-        cache.tree.observer, unheard = None, cache.tree.observer
+        cache.tree.observers, unheard = (), cache.tree.observers
         cache.tree.split(node, 3)
-        cache.tree.observer = unheard
+        cache.tree.observers = unheard
         with pytest.raises(IntegrityError, match="events know pages of 1 nodes, the tree has 2"):
             cache.check_integrity()
         stream.close()

@@ -90,7 +90,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 21_095
+MOST_LINES = 20_800
 """Of the core's source."""
 
 

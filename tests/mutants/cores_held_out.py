@@ -364,17 +364,17 @@ change(
     "DEVICE data arrives unpinned",
     TWO,
     "L4 T8",
-    Tree.put_device,
-    "if cell.device_pins:",
-    "if False:",
+    Tree._arrives,
+    "if cell.device_pins if on_device else cell.host_pins:",
+    "if False if on_device else cell.host_pins:",
 )
 change(
     "HOST data arrives unpinned",
     "hosted+window",
     "L4 T8",
-    Tree.put_host,
-    "if cell.host_pins:",
-    "if False:",
+    Tree._arrives,
+    "if cell.device_pins if on_device else cell.host_pins:",
+    "if cell.device_pins if on_device else False:",
 )
 change(
     "a node goes although a receipt is anchored there",

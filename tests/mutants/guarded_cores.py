@@ -131,10 +131,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "data arriving on a pinned node is evictable": BadCore(
         ("L4", "T8"),
         "tree/tree.py",
-        "        cell.device = slots\n        ledger = component.devices[node.tenant]\n"
-        "        if cell.device_pins:\n",
-        "        cell.device = slots\n        ledger = component.devices[node.tenant]\n"
-        "        if False:\n",
+        "if cell.device_pins if on_device else cell.host_pins:",
+        "if False if on_device else cell.host_pins:",
     ),
     "a dead node stays when its last receipt is released": BadCore(
         ("T3",),
@@ -188,8 +186,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "HOST eviction does not count the slots it freed": BadCore(
         ("E6", "I2"),
         "tree/tree.py",
-        "component.host_evictions[cause] += n_slots",
-        "pass",
+        "(component.device_evictions if on_device else component.host_evictions)[cause] += n_slots",
+        "component.device_evictions[cause] += n_slots if on_device else 0",
     ),
     "a load-back makes room for its pages in the state's pool": BadCore(
         ("R3",),

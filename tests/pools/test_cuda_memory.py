@@ -13,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft import Cache, ConfigError
-from kvgraft.pools import device
-from kvgraft.pools.reserved import can_reserve
 from kvgraft_accelerator import cuda_driver
 from kvgraft_accelerator.mapped import MappedSpace
+from kvgraft_arena import Arenas
+from kvgraft_arena.reserved import can_reserve
 
 from ..arena.pools import PAGE, arena_of, opened, prefilled
 from .cuda_library import BLOCK, SimulatedDriver
@@ -116,7 +116,7 @@ def squeezed(cache: Cache) -> None:
 
 def test_pools_share_one_budget_of_mapped_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = SimulatedDriver(4 << 20)
-    monkeypatch.setattr(device, "reserve", on_simulated(driver))
+    monkeypatch.setattr(Arenas, "reserve", on_simulated(driver))
     cache = opened(guard_full_check=1)
     arena = arena_of(cache)
     n_planes = sum(len(each.component.device.planes) for each in cache.mounted)
@@ -130,7 +130,7 @@ def test_a_pool_whose_memory_is_not_there_stays_as_it_is(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = SimulatedDriver(4 << 20)
-    monkeypatch.setattr(device, "reserve", on_simulated(driver))
+    monkeypatch.setattr(Arenas, "reserve", on_simulated(driver))
     cache = opened(guard_full_check=1)
     arena = arena_of(cache)
     ends = {name: lessee.allocator.end for name, lessee in arena.by_name.items()}

@@ -72,26 +72,21 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _LAZY = {
-    "BuildContext": "kvgraft.pools",
-    "Cache": "kvgraft.cache",
-    "Component": "kvgraft.pools",
-    "Decision": "kvgraft.admission.decision",
-    "DevicePool": "kvgraft.pools",
-    "HostMirror": "kvgraft.pools",
-    "Outcome": "kvgraft.admission.decision",
-    "Pending": "kvgraft.requests.pending",
-    "Pin": "kvgraft.requests.pins",
-    "PlaneSpec": "kvgraft.pools",
-    "Prefetch": "kvgraft.parts",
-    "Request": "kvgraft.requests.request",
-    "Shortage": "kvgraft.admission.decision",
-    "Step": "kvgraft.requests.stepping",
-    "StorageTier": "kvgraft.parts",
-    "TableChanges": "kvgraft.requests.rows",
-    "TokenKey": "kvgraft.tree.keys",
-    "Waiting": "kvgraft.admission.decision",
-    "WaitingPlace": "kvgraft.admission.waiting",
-    "WaitingQueue": "kvgraft.admission.waiting",
+    name: f"kvgraft.{module}"
+    for module, names in {
+        "admission.decision": ("Decision", "Outcome", "Shortage", "Waiting"),
+        "admission.waiting": ("WaitingPlace", "WaitingQueue"),
+        "cache": ("Cache",),
+        "parts": ("Prefetch", "StorageTier"),
+        "pools": ("BuildContext", "Component", "DevicePool", "HostMirror", "PlaneSpec"),
+        "requests.pending": ("Pending",),
+        "requests.pins": ("Pin",),
+        "requests.request": ("Request",),
+        "requests.rows": ("TableChanges",),
+        "requests.stepping": ("Step",),
+        "tree.keys": ("TokenKey",),
+    }.items()
+    for name in names
 }
 
 __all__ = [

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
@@ -49,7 +49,6 @@ __all__ = [
     "Given",
     "Part",
     "PartsFactory",
-    "Watcher",
     "build_tree",
     "expect_device",
     "mount_all",
@@ -81,18 +80,6 @@ def tenants_of(settings: Mapping[str, TenantSettings]) -> Tenants:
         {prefix: index for index, each in named for prefix in each.prefixes},
         list(settings).index(OTHERS),
     )
-
-
-class Watcher(Protocol):
-    """An observer of a cache that serves.
-
-    Attributes:
-        looked_at: operations that were looked at.
-        full_checks: how often all books were recomputed.
-    """
-
-    looked_at: int
-    full_checks: int
 
 
 class PartsFactory:
@@ -235,8 +222,8 @@ class PartsFactory:
         recorder: Callable[..., Recorder] = load_part("events")
         return recorder(tree, ended)
 
-    def ready(self, cache: Any) -> Watcher | None:
-        """The cache has all its parts; the result becomes `Cache.guard`."""
+    def ready(self, cache: Any) -> Any:
+        """The cache has all its parts; the result becomes `Cache.guard`: None without a guard."""
         del cache
         return None
 

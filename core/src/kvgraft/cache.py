@@ -62,6 +62,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Cache"]
 
+FIRST_PAUSE_S = 0.0002
+"""After a look that finds nothing, wait this long before the next, and twice as long each time."""
+
+LONGEST_PAUSE_S = 0.01
+"""Longest time between two looks."""
+
 EVENTS = 65_536
 """Most events that wait for a reader, unless it says otherwise."""
 
@@ -460,8 +466,6 @@ class Cache(Serving):
                 load-back has not started.
             TransferError: it took longer than `transfer_timeout_s`; nothing has changed.
         """
-        from kvgraft.requests.awaiting import until
-
         if self.storage and not isinstance(awaited, Request):
             self.storage.expect(awaited)
             waits_for, instead = "prefetch", "begin without it"
@@ -477,7 +481,7 @@ class Cache(Serving):
             return awaited.ready
 
         timeout_s = self.config.transfer_timeout_s
-        if not await until(ended, self.poll, timeout_s):
+        if not await _until(ended, self.poll, timeout_s):
             raise TransferError(
                 f"the {waits_for} has not ended in {timeout_s:g} s; await it again, or {instead}: "
                 "see transfer_timeout_s"
@@ -759,3 +763,26 @@ def _expect_observer(observer: object) -> None:
     if not callable(observer) or iscoroutinefunction(observer):
         said = "; give a function, not an async one, of a list of events"
         raise ConfigError(f"observe: observer {observer!r:.40}{said}")
+
+
+async def _until(ended: Callable[[], bool], poll: Callable[[], object], timeout_s: float) -> bool:
+    """Poll until `ended` says so, at most `timeout_s` seconds of the loop's clock; whether it did.
+
+    The running loop sleeps between two looks, so that nothing of it is left when it is cancelled.
+    What others polled meanwhile is seen before polling again.
+    """
+    import asyncio
+
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + timeout_s
+    pause = FIRST_PAUSE_S
+    while not ended():
+        poll()
+        if ended():
+            break
+        left = deadline - clock()
+        if left <= 0:
+            return False
+        await asyncio.sleep(min(pause, left))
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+    return True

@@ -1,16 +1,12 @@
 """Names that installed distributions publish, and the parts of a cache among them.
 
-They are read with importlib-metadata; a stale copy of a distribution's metadata further down the
-path is not a second owner.
-
-A package publishes a part in the entry-point group `kvgraft.parts`, under one of the names below:
+A package publishes a part in the entry-point group `kvgraft.parts`, under a name of `PARTS`:
 
     [project.entry-points."kvgraft.parts"]
     storage = "kvgraft_storage.tier:StorageTier"
 
-A part is looked for when a cache needs it, and no sooner; a package of yours may take the place of
-ours. `kvgraft.parts` says what the core asks of some, `PartsFactory` with which arguments each is
-called.
+It is looked for when a cache needs it, and no sooner; one of yours may take the place of ours.
+`kvgraft.parts` says what the core asks of some, `PartsFactory` with which arguments each is called.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
+from weakref import ref
 
 from kvgraft.admission.decision import Decision, Outcome, Waiting
 from kvgraft.admission.promises import Budget
@@ -22,7 +23,7 @@ from kvgraft.requests.backup import Backups, CleanReserve
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases, LoadBacks
 from kvgraft.requests.parts import Part
-from kvgraft.requests.pending import CacheMark, PendingPages
+from kvgraft.requests.pending import PendingPages
 from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import (
@@ -37,7 +38,7 @@ from kvgraft.requests.request import (
     no_request,
 )
 from kvgraft.requests.resume_points import ResumePoints
-from kvgraft.requests.rows import Rows, row_limits
+from kvgraft.requests.rows import Rows
 from kvgraft.requests.slots import PageSlots, StateSlots
 from kvgraft.requests.stepping import Stepper
 from kvgraft.requests.uses import Terms, Uses
@@ -93,7 +94,7 @@ class Serving:
         tree, mounted = self.tree, self.mounted
         self.requests: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
-        self.mark = CacheMark(self)
+        self.mark: Any = ref(self)
         self.closed = False
         self.tracers: Tracers | None = None
         self.recorder: Recorder | None = None
@@ -136,9 +137,8 @@ class Serving:
             self.backups,
             self.journal,
         )
-        limits = row_limits(config.max_requests, config.max_tokens, config.page_size)
         pinned = config.device.startswith("cuda") and config.payload
-        self.rows = Rows(tree, limits, pinned=pinned)
+        self.rows = Rows(tree, config.max_requests, config.max_tokens, pinned=pinned)
         self.stepper = parts.make(
             Stepper, tree, self.rows, self.publisher, self.states, self.evictor
         )

@@ -6,7 +6,7 @@ Events tell where data is; tracers are for durations and spans, and for the reas
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from kvgraft.errors import ConfigError
 
@@ -16,21 +16,9 @@ if TYPE_CHECKING:
     from kvgraft.requests.request import Request
     from kvgraft.tree.keys import TokenKey
 
-__all__ = ["Step", "Tracer", "Tracers"]
+__all__ = ["Tracer", "Tracers"]
 
 logger = logging.getLogger("kvgraft")
-
-Step = Literal[
-    "beginning",
-    "begun",
-    "decided",
-    "loading",
-    "finished",
-    "aborted",
-    "prefetching",
-    "polled",
-]
-"""The methods of a tracer."""
 
 
 class Tracer:
@@ -93,8 +81,8 @@ class Tracers:
         """Tell it nothing more."""
         self._tracers = tuple([each for each in self._tracers if each is not tracer])
 
-    def tell(self, step: Step, *about: object) -> None:
-        """Tell all of them of a step; one that raises is let go."""
+    def tell(self, step: str, *about: object) -> None:
+        """Tell all of them of a step, a method of `Tracer`; one that raises is let go."""
         for tracer in self._tracers:
             try:
                 getattr(tracer, step)(*about)

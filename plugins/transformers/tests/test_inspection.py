@@ -211,7 +211,7 @@ def test_readers_of_events_are_bounded_and_leave_nothing(inside: Inside) -> None
         inside.served.worker.draining = True
         assert [each async for each in again] == []
         await inside.served.worker.call(lambda: None)  # behind the closing of the streams
-        assert inside.served.worker.engine.memory.cache.tree.observer is None
+        assert inside.served.worker.engine.memory.cache.tree.observers == ()
 
     asyncio.run(talk())
 

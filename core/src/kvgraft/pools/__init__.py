@@ -8,7 +8,6 @@ component     the object a component package builds for one cache, and copies be
 device, host  a pool on a device, and its mirror in host memory
 planes        one tensor's share of a slot
 plan          memory that pools take, and memory that is available
-reserved      memory of pools whose boundary moves
 split         bytes among the pools, by need
 
 Importing this package imports no torch; names that need it load it on first use.
@@ -27,18 +26,14 @@ if TYPE_CHECKING:
     from kvgraft.pools.planes import PlaneSpec, attention_planes, plane_nbytes, torch_dtype
 
 _LAZY = {
-    "SLAB_ALIGNMENT": "host",
-    "BuildContext": "component",
-    "Component": "component",
-    "DevicePool": "device",
-    "HostMirror": "host",
-    "PlaneSpec": "planes",
-    "PrivatePool": "component",
-    "attention_planes": "planes",
-    "paged_pools": "component",
-    "plane_nbytes": "planes",
-    "slot_index": "device",
-    "torch_dtype": "planes",
+    name: module
+    for module, names in {
+        "component": ("BuildContext", "Component", "PrivatePool", "paged_pools"),
+        "device": ("DevicePool", "slot_index"),
+        "host": ("SLAB_ALIGNMENT", "HostMirror"),
+        "planes": ("PlaneSpec", "attention_planes", "plane_nbytes", "torch_dtype"),
+    }.items()
+    for name in names
 }
 
 __all__ = [

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,11 @@ import torch
 
 from kvgraft.devices import DeviceRuntime, PlaneCopy
 from kvgraft.errors import ConfigError
+from kvgraft.optional import load_part
 from kvgraft.pools.allocator import ResizableAllocator, SlotAllocator
 from kvgraft.pools.plan import PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.types import Tier
-
-if TYPE_CHECKING:
-    from kvgraft.pools.reserved import ReservedSpace
 
 __all__ = ["PLANE_ALIGNMENT", "DevicePool", "copy_rows", "slot_index", "stack_lanes"]
 
@@ -120,7 +118,7 @@ class DevicePool:
         self.specs = tuple(specs)
         self.device = torch.device(device)
         self.planned: PlannedMemory | None = None
-        self._spaces: dict[ReservedSpace, int] = {}
+        self._spaces: dict[Any, int] = {}
         """With the bytes of a slot in one plane."""
         if tensors is None:
             nbytes = n_slots * self.slot_nbytes
@@ -172,12 +170,10 @@ class DevicePool:
             n_slots = allocator.limit
         nbytes = n_slots * row_nbytes
         if isinstance(allocator, ResizableAllocator) and self.device.type != "meta":
-            from kvgraft.pools.reserved import reserve
-
-            space = reserve(nbytes, self.device, n_planes)
+            space = load_part("memory").reserve(nbytes, self.device, n_planes)
             space.resize(allocator.end * row_nbytes)
             self._spaces[space] = row_nbytes
-            memory = space.tensor()
+            memory: torch.Tensor = space.tensor()
         else:
             stride = -(-nbytes // PLANE_ALIGNMENT) * PLANE_ALIGNMENT
             if self._runtime is None:

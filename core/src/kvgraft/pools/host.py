@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from kvgraft.errors import ConfigError
+from kvgraft.optional import load_part
 from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.device import slot_index
 from kvgraft.pools.plan import CPU, PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.types import Tier
-
-if TYPE_CHECKING:
-    from kvgraft.pools.reserved import AddressSpace
 
 __all__ = ["SLAB_ALIGNMENT", "HostMirror"]
 
@@ -75,7 +73,7 @@ class HostMirror:
         nbytes = n_slots * self.slab_nbytes + BLOCK_NBYTES
         self.planned = plan_memory(Tier.HOST, CPU, nbytes, lambda: self.lanes, is_locked=pin)
         self.allocator = self.planned.allocator(n_slots, self.slab_nbytes)
-        self._space: AddressSpace | None = None
+        self._space: Any = None
 
     @cached_property
     def slab(self) -> torch.Tensor:
@@ -85,9 +83,8 @@ class HostMirror:
         if isinstance(allocator, ResizableAllocator):
             n_slots = allocator.limit
             if memory.device.type != "meta":
-                from kvgraft.pools.reserved import AddressSpace
-
-                self._space = AddressSpace(n_slots * stride)  # it begins at a block
+                # it begins at a block
+                self._space = load_part("memory").reserve(n_slots * stride, CPU)
                 reserved = self._space.tensor()[0].view(n_slots, stride)
                 return memory.take(lambda: reserved)
         return memory.take(lambda: _blocks(n_slots, stride, memory, pin=self._pin))

@@ -20,6 +20,7 @@ import torch
 
 from kvgraft.devices import DeviceRuntime
 from kvgraft.errors import ConfigError
+from kvgraft.optional import load_part
 from kvgraft.pools.allocator import ResizableAllocator, SlotAllocator, slots_within
 from kvgraft.sizes import format_nbytes
 from kvgraft.types import Tier
@@ -220,9 +221,7 @@ class PoolPlan:
         is_locked = is_locked or (tier is Tier.HOST and self.runtime is not None)
         limit = self.budgets.get(tier)
         if limit is not None and where != NO_PAYLOAD:
-            from kvgraft.pools.reserved import can_reserve
-
-            limit = None if is_locked or not can_reserve(where) else limit
+            limit = limit if not is_locked and load_part("memory").can_reserve(where) else None
         pool = PlannedMemory(self._component, tier, where, nbytes, self, limit)
         self.pools.append(pool)
         return pool

@@ -117,8 +117,8 @@ class Leases:
         if anchor.parent is not None:
             try:
                 self.backups.matched(receipt)
-                if tree.observer is not None:
-                    tree.observer.matched(anchor)
+                for each in tree.observers:
+                    each.matched(anchor)
             except BaseException:
                 self.unpin(receipt)
                 raise

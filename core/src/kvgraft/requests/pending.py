@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple, Protocol
-from weakref import ref
+from typing import NamedTuple
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.requests.request import ADMITTED, LEASED, Request
@@ -17,7 +16,7 @@ from kvgraft.requests.resume_points import BRANCH, ResumePoints
 from kvgraft.tree.keys import common_prefix_pages
 from kvgraft.tree.tree import Tree
 
-__all__ = ["CacheMark", "Pending", "PendingPages"]
+__all__ = ["Pending", "PendingPages"]
 
 
 class Pending(NamedTuple):
@@ -152,27 +151,3 @@ class PendingPages:
         if not self.points.matter:
             return pages
         return max([page for page in by.points if page <= pages], default=0)
-
-
-class HasPending(Protocol):
-    """A cache, as its mark sees it."""
-
-    @property
-    def pending(self) -> PendingPages: ...
-
-
-class CacheMark:
-    """Known to one cache and its requests: tells them apart, and finds what is pending for one.
-
-    It does not keep the cache, which a request kept after its end would keep as well.
-    """
-
-    __slots__ = ("_cache",)
-
-    def __init__(self, cache: HasPending) -> None:
-        self._cache = ref(cache)
-
-    def pending(self, request: Request) -> Pending | None:
-        """See `Request.pending`."""
-        cache = self._cache()
-        return None if cache is None else cache.pending.find(request)

@@ -117,7 +117,7 @@ class Offers:
         if useless:
             part.free_pages(useless)
         left = [run.cut(run.first, run.end, is_left=True) for run in behind]
-        return sorted([*kept, *left], key=_first_page)
+        return sorted([*kept, *left], key=inserting.first_page)
 
 
 def _deepest(states: dict[int, bytes]) -> int:
@@ -126,10 +126,6 @@ def _deepest(states: dict[int, bytes]) -> int:
     for page in states:
         deepest = max(deepest, page)
     return deepest
-
-
-def _first_page(run: Run) -> int:
-    return run.first
 
 
 BEHIND_TOKENS: Final = 64
@@ -210,9 +206,10 @@ class Publisher:
         page = self.states.keep_due_states(request)
         if not self._has_new(request, page):
             return False
-        if not self._can_replenish(request, page):
-            self.declined_checkpoints += 1
-            return False
+        for part in request.parts:
+            if not part.component.is_state and not part.can_replenish(page):
+                self.declined_checkpoints += 1  # the shared pages could not be replaced (A12)
+                return False
         self._check_key(request, page)
         self.share(request, page, self.leases.lock(max(page, request.receipt.anchor.end)))
         request.cached = max(request.cached, page)
@@ -409,13 +406,6 @@ class Publisher:
             if part.runs and part.runs[0].first < page:
                 return True
         return page > request.cached and any(part.shared < page for part in request.state_parts)
-
-    def _can_replenish(self, request: Request, page: int) -> bool:
-        """Whether pages up to `page` can move to the tree and be replaced out of headroom (A12)."""
-        for part in request.parts:
-            if not part.component.is_state and not part.can_replenish(page):
-                return False
-        return True
 
     def _insert(self, request: Request, end: int, going: Going | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:

@@ -18,7 +18,7 @@ from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind, Span
 
 if TYPE_CHECKING:
-    from kvgraft.requests.pending import CacheMark, Pending
+    from kvgraft.requests.pending import Pending
     from kvgraft.requests.uses import Wanted
     from kvgraft.tree.lifetimes import Term
 
@@ -127,8 +127,8 @@ class Request:
         last_point: the deepest of `points` it has passed.
         last_left: the deepest of `left` it has passed.
         continues: whether it goes on, once it is admitted, after it was retracted or restarted.
-        cache_mark: an object of its cache alone; not the cache, which a request kept after its end
-            would keep as well.
+        cache_mark: a weak reference of its cache, the same for all of its requests; a request kept
+            after its end keeps no cache.
         root: its namespace's root, which stays while it runs.
         cached: the deepest boundary, in pages, that it can leave all components' data at so far.
         published: whether the tree got pages of it that no backup was started for.
@@ -196,9 +196,7 @@ class Request:
         "wanted",
     )
 
-    def __init__(
-        self, key: TokenKey, prompt: int, total: int, chunk: int, cache_mark: CacheMark
-    ) -> None:
+    def __init__(self, key: TokenKey, prompt: int, total: int, chunk: int, cache_mark: Any) -> None:
         self.cache_mark = cache_mark
         self.key = key
         self.key_edits = key.edits
@@ -318,7 +316,8 @@ class Request:
         Of a request that is not admitted yet: none for others. It is looked for with every use, in
         O(running requests + its length).
         """
-        return self.cache_mark.pending(self)
+        cache = self.cache_mark()
+        return None if cache is None else cache.pending.find(self)
 
     @property
     def fresh(self) -> bool:

@@ -23,10 +23,8 @@ from kvgraft.types import Tier
 
 __all__ = [
     "DEVICE",
-    "RowLimits",
     "Rows",
     "TableChanges",
-    "row_limits",
     "slot_table",
     "spread",
     "state_slot",
@@ -153,23 +151,6 @@ FEWEST_PAGES = 64
 """The size of tables without bounds at first; they grow by doubling."""
 
 
-class RowLimits(NamedTuple):
-    """The bounds of the page tables; None for tables that grow.
-
-    Attributes:
-        requests: most requests that have a row at a time.
-        pages: most pages of one.
-    """
-
-    requests: int | None
-    pages: int | None
-
-
-def row_limits(max_requests: int | None, max_tokens: int | None, page_size: int) -> RowLimits:
-    """The bounds that the settings give."""
-    return RowLimits(max_requests, None if max_tokens is None else -(-max_tokens // page_size))
-
-
 class TableChanges(NamedTuple):
     """The entries of one page table that changed since the step before.
 
@@ -193,7 +174,8 @@ class Rows:
 
     Args:
         tree: the components.
-        limits: bounds of the tables.
+        max_requests: most that have a row at a time; None for tables that grow.
+        max_tokens: most of one, by whole pages; None for tables that grow.
         pinned: whether the tables lie in page-locked memory, for copies to CUDA.
 
     Attributes:
@@ -214,9 +196,12 @@ class Rows:
         held_from: the first page that a request holds, per component, by its index.
     """
 
-    def __init__(self, tree: Tree, limits: RowLimits, *, pinned: bool) -> None:
+    def __init__(
+        self, tree: Tree, max_requests: int | None, max_tokens: int | None, *, pinned: bool
+    ) -> None:
         self.tree = tree
-        self.limits = limits
+        self.most_rows = max_requests
+        self.most_pages = None if max_tokens is None else -(-max_tokens // tree.page_size)
         self.pinned = pinned
         self.paged = [each for each in tree.components if not each.is_state]
         self.state_components = [each for each in tree.components if each.is_state]
@@ -250,7 +235,7 @@ class Rows:
             ConfigError: they are larger than the limits; nothing has changed.
         """
         rows = len(self) + n_requests
-        most_rows, most_pages = self.limits
+        most_rows, most_pages = self.most_rows, self.most_pages
         if most_rows is not None and rows > most_rows:
             raise ConfigError(
                 f"step: {rows} requests have a row, max_requests={most_rows}; end some, or open "

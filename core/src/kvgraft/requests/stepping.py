@@ -266,7 +266,7 @@ class Stepper:
             batch.end = batch.first
         if batch.requests:
             n_pages = int(np.maximum.reduce(batch.end))
-            if n_pages > rows.n_pages and rows.limits.pages is None:
+            if n_pages > rows.n_pages and rows.most_pages is None:
                 # More than the pools have is refused, and needs no table.
                 n_pages = min(n_pages, int(batch.first.max()) + self._most_pages())
             rows.room_for(0, n_pages)

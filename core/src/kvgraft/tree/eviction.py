@@ -192,16 +192,9 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
         cause = along
         if component is victim.component:
             cause = "demoted" if cell.is_backed else "deleted"
-        if tree.observer is not None:
-            tree.observer.leaving(node, component, Tier.DEVICE, cause)
+        tree.leaves(node, component, Tier.DEVICE, slots, cause)
         cell.device = None
-        n_slots = len(slots) // SLOT_BYTES
-        ledger = component.devices[node.tenant]
-        ledger.evictable -= n_slots
-        if tree.asker is not None and tree.asker != node.tenant:
-            ledger.lost += n_slots
-        ledger.allocator.free(slots)
-        component.device_evictions[cause] += n_slots
+        component.device.allocator.free(slots)
         if node.points and not cell.is_backed:
             tree.lose_points(node, component)
     tree.sink_device(node, len(victim.components))

@@ -20,7 +20,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
-__all__ = ["NO_STATES", "Holding", "Inserted", "Run", "insert"]
+__all__ = ["NO_STATES", "Holding", "Inserted", "Run", "first_page", "insert"]
 
 
 LONGEST_LEAF_BYTES: Final = 4096 * TOKEN_BYTES
@@ -192,11 +192,11 @@ def _mark(node: Node, start: int, points: Mapping[int, PointKind]) -> list[Point
 
 def _between(runs: list[Run], start: int, end: int) -> list[Run]:
     """Those of `runs`, in order, that may have pages in `[start, end)`."""
-    low = max(bisect_left(runs, start + 1, key=_first_page) - 1, 0)
-    return runs[low : bisect_left(runs, end, low, key=_first_page)]
+    low = max(bisect_left(runs, start + 1, key=first_page) - 1, 0)
+    return runs[low : bisect_left(runs, end, low, key=first_page)]
 
 
-def _first_page(run: Run) -> int:
+def first_page(run: Run) -> int:
     return run.first
 
 
@@ -288,8 +288,8 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
             return
     leaf.key += bytes(key.data[start * tree.page_bytes : stop * tree.page_bytes])
     leaf.end = stop
-    if tree.observer is not None:
-        tree.observer.grew(leaf)
+    for each in tree.observers:
+        each.grew(leaf)
     for component, run in parts:
         cell = leaf.cells[component.index]
         component.devices[leaf.tenant].private -= len(run.device) // SLOT_BYTES

@@ -75,11 +75,6 @@ class PoolBooks:
         """Slots that may be given away without breaking a promise."""
 
     @property
-    @abstractmethod
-    def overdrawn(self) -> str:
-        """The numbers of a headroom below 0, for messages."""
-
-    @property
     def evictable(self) -> int:
         """Slots in the tree that nobody needs."""
         return sum([each.evictable for each in self.parts])
@@ -205,14 +200,6 @@ class Ledger(PoolBooks):
     def parts(self) -> tuple[Ledger, ...]:
         """This ledger."""
         return (self,)
-
-    @property
-    def overdrawn(self) -> str:
-        """The numbers of a headroom below 0, for messages."""
-        return (
-            f"{self.name} promised({self.promised}) exceeds free({self.free}) + "
-            f"evictable({self.evictable})"
-        )
 
     @property
     def headroom(self) -> int:

@@ -201,15 +201,16 @@ def use_lifetimes(tree: Tree, clock: Callable[[], float]) -> Lifetimes:
         return Levels(order, lifetimes, partial(tree.policy.order, ledger))
 
     for component in tree.components:
-        device, host = component.device_queue, component.host_queue
-        if isinstance(device, TenantOrders):
-            device.wrap(levels)
-        else:
-            component.device_queue = levels(device, component.device)
-        if component.host is None:
-            continue
-        if isinstance(host, TenantOrders):
-            host.wrap(levels)
-        else:
-            component.host_queue = levels(host, component.host)
+        component.device_queue = _with_levels(component.device_queue, component.device, levels)
+        if component.host is not None:
+            component.host_queue = _with_levels(component.host_queue, component.host, levels)
     return lifetimes
+
+
+def _with_levels(
+    queue: Order, ledger: PoolBooks, levels: Callable[[Order, PoolBooks], Order]
+) -> Order:
+    if not isinstance(queue, TenantOrders):
+        return levels(queue, ledger)
+    queue.wrap(levels)
+    return queue

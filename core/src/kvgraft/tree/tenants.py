@@ -237,15 +237,6 @@ class SharedLedger(PoolBooks):
         """Slots that are guaranteed to nobody and that no request holds or is promised."""
         return self.allocator.capacity - sum([each.claim for each in self._parts])
 
-    @property
-    def overdrawn(self) -> str:
-        """The numbers of a headroom below 0, for messages."""
-        parts = ", ".join(
-            f"{each.tenant.name!r} committed({each.committed}) of guarantee({each.guarantee})"
-            for each in self._parts
-        )
-        return f"{self.name} guarantees and commitments exceed capacity({self.capacity}): {parts}"
-
 
 class TenantOrders:
     """The candidates of one pool: an order for each tenant.

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Tree",
     "TreeObserver",
-    "TreeObservers",
 ]
 
 
@@ -74,52 +73,6 @@ class TreeObserver:
         """A request resumes at `anchor`."""
 
 
-class TreeObservers(TreeObserver):
-    """Several observers, each told in turn."""
-
-    def __init__(self, observers: Sequence[TreeObserver]) -> None:
-        self._observers = observers
-
-    def linked(self, node: Node) -> None:
-        for each in self._observers:
-            each.linked(node)
-
-    def split(self, upper: Node, node: Node) -> None:
-        for each in self._observers:
-            each.split(upper, node)
-
-    def grew(self, node: Node) -> None:
-        for each in self._observers:
-            each.grew(node)
-
-    def removed(self, node: Node) -> None:
-        for each in self._observers:
-            each.removed(node)
-
-    def cleared(self, roots: Sequence[Node]) -> None:
-        for each in self._observers:
-            each.cleared(roots)
-
-    def arrived(
-        self,
-        node: Node,
-        component: TreeComponent,
-        tier: Tier,
-        start: int,
-        source: Tier | None,
-    ) -> None:
-        for each in self._observers:
-            each.arrived(node, component, tier, start, source)
-
-    def leaving(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
-        for each in self._observers:
-            each.leaving(node, component, tier, cause)
-
-    def matched(self, anchor: Node) -> None:
-        for each in self._observers:
-            each.matched(anchor)
-
-
 EXPIRED: Final = -1 << 16
 """The level of data whose time is over: below every priority."""
 
@@ -156,7 +109,7 @@ class Tree:
         mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
         asker: the tenant that room is being made for; None for nobody's request.
-        observer: told of every change; None while nobody listens.
+        observers: told of every change, one after the other.
         roots: by namespace.
         cleared: roots of cleared namespaces with their namespaces, while anything below them is
             held; no match finds it.
@@ -215,8 +168,7 @@ class Tree:
             if component.host is not None and not component.home_is_host
         )
         self.homes_on_host = any(component.home_is_host for component in self.components)
-        self.observer: TreeObserver | None = None
-        self._observers: list[TreeObserver] = []
+        self.observers: tuple[TreeObserver, ...] = ()
         self.lost_points: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self._namespaces: dict[int, object] = {}
         self._holders: dict[int, int] = {}
@@ -241,17 +193,11 @@ class Tree:
 
     def add_observer(self, observer: TreeObserver) -> None:
         """From now on `observer` is told of every change, after those that were added before."""
-        self._set_observers([*self._observers, observer])
+        self.observers = (*self.observers, observer)
 
     def remove_observer(self, observer: TreeObserver) -> None:
         """It is told of nothing any more."""
-        self._set_observers([each for each in self._observers if each is not observer])
-
-    def _set_observers(self, observers: list[TreeObserver]) -> None:
-        self._observers = observers
-        self.observer = TreeObservers(observers) if len(observers) > 1 else None
-        if len(observers) == 1:
-            (self.observer,) = observers
+        self.observers = tuple([each for each in self.observers if each is not observer])
 
     def component(self, name: Any) -> TreeComponent:
         """The books of a component.
@@ -331,8 +277,8 @@ class Tree:
         roots = [self.roots.pop(namespace) for namespace in namespaces if namespace in self.roots]
         for root in roots:
             self.cleared[root] = self._namespaces[root.ident]
-        if self.observer is not None and roots:
-            self.observer.cleared(roots)
+        for each in self.observers if roots else ():
+            each.cleared(roots)
         for root in roots:
             self._forget_empty(root)
         return roots
@@ -358,8 +304,8 @@ class Tree:
         else:
             parent.children = {children.key[:page_bytes]: children, node.key[:page_bytes]: node}
         self.n_nodes += 1
-        if self.observer is not None:
-            self.observer.linked(node)
+        for each in self.observers:
+            each.linked(node)
 
     def nodes(self, roots: Iterable[Node] | None = None) -> Iterator[Node]:
         """Every node below some roots, by default all there are, parents before children."""
@@ -421,8 +367,8 @@ class Tree:
             above.host_pins = below.host_pins
             above.stamp = below.stamp
         upper.live_device, upper.live_host = live_device, live_host
-        if self.observer is not None:
-            self.observer.split(upper, node)
+        for each in self.observers:
+            each.split(upper, node)
         self.queue_candidates(upper)
         return upper
 
@@ -455,8 +401,8 @@ class Tree:
             for component, cell in zip(self.components, node.cells):
                 if cell.queued:
                     component.forget(node)
-            if self.observer is not None:
-                self.observer.removed(node)
+            for each in self.observers:
+                each.removed(node)
             node = parent
 
     # -- data arriving on a cell
@@ -467,15 +413,9 @@ class Tree:
         """DEVICE data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
         cell = node.cells[component.index]
         cell.device = slots
-        ledger = component.devices[node.tenant]
-        if cell.device_pins:
-            ledger.pinned += len(slots) // SLOT_BYTES
-        else:
-            ledger.evictable += len(slots) // SLOT_BYTES
         if cell.host is not None:
             self.queue_double(node, component)
-        if self.observer is not None:
-            self.observer.arrived(node, component, DEVICE, node.start, source)
+        self._arrives(node, component, DEVICE, slots, node.start, source)
         above: Node | None = node
         while above is not None:
             above.live_device += 1
@@ -488,36 +428,44 @@ class Tree:
         cell = node.cells[component.index]
         assert cell.device is not None
         cell.device += slots
-        ledger = component.devices[node.tenant]
-        if cell.device_pins:
-            ledger.pinned += len(slots) // SLOT_BYTES
-        else:
-            ledger.evictable += len(slots) // SLOT_BYTES
-        if self.observer is not None:
-            self.observer.arrived(node, component, DEVICE, start, None)
+        self._arrives(node, component, DEVICE, slots, start, None)
 
     def put_host(
         self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
     ) -> None:
         """HOST data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
         cell = node.cells[component.index]
-        ledger = component.hosts[node.tenant]
-        assert ledger is not None
         cell.host = slots
         if cell.device is not None:
             self.queue_double(node, component)
-        if cell.host_pins:
-            ledger.pinned += len(slots) // SLOT_BYTES
-        else:
-            ledger.evictable += len(slots) // SLOT_BYTES
-        if self.observer is not None:
-            self.observer.arrived(node, component, HOST, node.start, source)
+        self._arrives(node, component, HOST, slots, node.start, source)
         above: Node | None = node
         while above is not None:
             above.live_host += 1
             if above.live_host > 1:
                 break
             above = above.parent
+
+    def _arrives(
+        self,
+        node: Node,
+        component: TreeComponent,
+        tier: Tier,
+        slots: bytes,
+        start: int,
+        source: Tier | None,
+    ) -> None:
+        """Book data that arrived on a cell, and tell of it."""
+        cell = node.cells[component.index]
+        on_device = tier is DEVICE
+        ledger = (component.devices if on_device else component.hosts)[node.tenant]
+        assert ledger is not None
+        if cell.device_pins if on_device else cell.host_pins:
+            ledger.pinned += len(slots) // SLOT_BYTES
+        else:
+            ledger.evictable += len(slots) // SLOT_BYTES
+        for each in self.observers:
+            each.arrived(node, component, tier, start, source)
 
     def touch(self, node: Node, component: TreeComponent) -> None:
         """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""
@@ -536,6 +484,21 @@ class Tree:
                 self.lost_points[kind] += 1
             node.points = b""
 
+    def leaves(
+        self, node: Node, component: TreeComponent, tier: Tier, slots: bytes, cause: Cause
+    ) -> None:
+        """Unpinned data leaves its cell, which has it still: tell of it, take it off the books."""
+        on_device = tier is DEVICE
+        for each in self.observers:
+            each.leaving(node, component, tier, cause)
+        ledger = (component.devices if on_device else component.hosts)[node.tenant]
+        assert ledger is not None
+        n_slots = len(slots) // SLOT_BYTES
+        ledger.evictable -= n_slots
+        if self.asker is not None and self.asker != node.tenant:
+            ledger.lost += n_slots
+        (component.device_evictions if on_device else component.host_evictions)[cause] += n_slots
+
     def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
         """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
         cell = node.cells[component.index]
@@ -545,15 +508,8 @@ class Tree:
             raise ContractViolation(
                 "E1", component.name, f"{node!r} leaves DEVICE while it is pinned"
             )
-        if self.observer is not None:
-            self.observer.leaving(node, component, DEVICE, cause)
+        self.leaves(node, component, DEVICE, slots, cause)
         cell.device = None
-        n_slots = len(slots) // SLOT_BYTES
-        ledger = component.devices[node.tenant]
-        ledger.evictable -= n_slots
-        if self.asker is not None and self.asker != node.tenant:
-            ledger.lost += n_slots
-        component.device_evictions[cause] += n_slots
         self.sink_device(node, 1)
         return slots
 
@@ -587,17 +543,10 @@ class Tree:
             raise ContractViolation(
                 "E5", component.name, f"{node!r} leaves HOST while it is pinned"
             )
-        ledger = component.hosts[node.tenant]
-        assert ledger is not None
-        if self.observer is not None:
-            self.observer.leaving(node, component, HOST, cause)
+        self.leaves(node, component, HOST, slots, cause)
         cell.host = None
-        n_slots = len(slots) // SLOT_BYTES
-        ledger.evictable -= n_slots
-        if self.asker is not None and self.asker != node.tenant:
-            ledger.lost += n_slots
-        ledger.allocator.free(slots)
-        component.host_evictions[cause] += n_slots
+        assert component.host is not None
+        component.host.allocator.free(slots)
         if cell.device is None:
             self.lose_points(node, component)
         below: Node | None = node

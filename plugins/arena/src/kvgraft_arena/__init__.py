@@ -7,6 +7,7 @@ balance     decides where the boundary moves
 shadows     what pools would have been hit for with more bytes
 sums        names of prefixes
 tiers       the arenas of a cache
+reserved    memory that stays where it is while pools take and give back parts of it
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from kvgraft_arena.balance import Balance
 from kvgraft_arena.extents import Arena, Lessee
 from kvgraft_arena.holders import SlotHolders
 from kvgraft_arena.moving import Mover
+from kvgraft_arena.reserved import can_reserve, reserve
 from kvgraft_arena.shadows import SHARE, Shadow, Shadows
 
 __all__ = ["Arenas"]
@@ -35,7 +36,12 @@ class Arenas:
     Attributes:
         by_tier: the arenas; none for a tier with fewer than two pools that can share.
         balances: what decides where their boundaries move, in the same order.
+
+    `reserve` has the memory of such a pool, where a device `can_reserve` any.
     """
+
+    can_reserve = staticmethod(can_reserve)
+    reserve = staticmethod(reserve)
 
     def __init__(
         self,

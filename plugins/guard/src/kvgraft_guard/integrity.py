@@ -18,10 +18,11 @@ from kvgraft.tree.ledger import PoolBooks, SlotOwner
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.tenants import SharedLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = ["Held", "check_cache", "check_integrity", "check_row", "check_transfers"]
+__all__ = ["Held", "check_cache", "check_integrity", "check_row", "check_transfers", "overdrawn"]
 
 
 class Held(NamedTuple):
@@ -426,7 +427,21 @@ def _check_owners(
             )
     ledger.check()
     if ledger.headroom < 0:
-        raise IntegrityError("A12", component.name, ledger.overdrawn)
+        raise IntegrityError("A12", component.name, overdrawn(ledger))
+
+
+def overdrawn(ledger: PoolBooks) -> str:
+    """The numbers of a headroom below 0, for messages."""
+    if not isinstance(ledger, SharedLedger):
+        return (
+            f"{ledger.name} promised({ledger.promised}) exceeds free({ledger.free}) + "
+            f"evictable({ledger.evictable})"
+        )
+    parts = ", ".join(
+        f"{each.tenant.name!r} committed({each.committed}) of guarantee({each.guarantee})"
+        for each in ledger.parts
+    )
+    return f"{ledger.name} guarantees and commitments exceed capacity({ledger.capacity}): {parts}"
 
 
 def check_cache(cache: Cache) -> None:

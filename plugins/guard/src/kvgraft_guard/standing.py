@@ -8,6 +8,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.requests.request import Request
 from kvgraft.types import Tier
 from kvgraft_guard.books import EVICTABLE, PINNED, PRIVATE, PROMISED, Counts, Reading
+from kvgraft_guard.integrity import overdrawn
 from kvgraft_guard.leases import Moment
 from kvgraft_guard.pins import Pinning
 from kvgraft_guard.watched import Watched
@@ -155,7 +156,7 @@ class Standing:
             raise ContractViolation(
                 "A12",
                 pool.component,
-                f"{ledger.overdrawn} after {name}",
+                f"{overdrawn(ledger)} after {name}",
             )
 
     def _check_moved(self, at: int, name: str, moved: int) -> None:

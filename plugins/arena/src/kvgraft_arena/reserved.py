@@ -47,7 +47,7 @@ def can_reserve(device: torch.device) -> bool:
     return device.type == "cpu" or (device.type == "cuda" and bool(load_part("mapped").is_there()))
 
 
-def reserve(nbytes: int, device: torch.device, n_parts: int) -> ReservedSpace:
+def reserve(nbytes: int, device: torch.device, n_parts: int = 1) -> ReservedSpace:
     """Zeroed memory of a fixed address on the CPU or on a CUDA device; none is taken yet.
 
     Parts of `nbytes` bytes each, one behind the other, as one tensor.
