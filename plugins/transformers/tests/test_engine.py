@@ -324,6 +324,25 @@ def test_a_stop_token_ends_a_generation(
     assert generation.tokens == expected[: expected.index(stop) + 1]
 
 
+def test_the_data_of_a_request_that_is_ended_early_stays_cached(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
+    engine = open_engine(tiny("llama", torch.float64))
+    prompt = tokens(40)
+    first = engine.submit(GenerationRequest(prompt, 60))
+    said: list[int] = []
+    while len(said) < 30:
+        said += [new.token for new in engine.step() if new.generation is first]
+    engine.end(first)
+    engine.end(first)  # has ended: nothing more
+    engine.abort(first)
+    assert first.finish is FinishReason.STOP
+    assert (engine.totals.finished, engine.totals.aborted) == (1, 0)
+    again = engine.submit(GenerationRequest(prompt + said, 1))
+    list(engine.run())
+    assert again.cached_tokens == 64  # whole pages of 69 computed tokens
+
+
 def test_the_models_own_end_token_ends_a_generation(
     tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
 ) -> None:

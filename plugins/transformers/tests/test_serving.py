@@ -285,6 +285,18 @@ def test_an_invalid_http_request_gets_the_apis_error(
     assert message in reply.json()["error"]["message"]
 
 
+def test_an_answer_that_ends_at_a_stop_sequence_is_finished_not_aborted(server: Any) -> None:
+    body = {"model": "tiny-gemma", "prompt": "once", "max_tokens": 30, "temperature": 0}
+    url, before = f"{server.url}/v1/completions", server.metrics()
+    said = httpx.post(url, json=body, timeout=60).json()["choices"][0]["text"]
+    body |= {"stop": said[len(said) // 2 :][:4]}
+    ended = httpx.post(url, json=body, timeout=60).json()
+    assert ended["choices"][0]["finish_reason"] == "stop"
+    after = server.wait_until_nothing_is_held()
+    assert after["kvgraft_aborted_total"] == before["kvgraft_aborted_total"]
+    assert after["kvgraft_finished_total"] == before["kvgraft_finished_total"] + 2
+
+
 def test_a_client_that_leaves_in_the_middle_of_a_stream_frees_everything(server: Any) -> None:
     before = server.metrics()["kvgraft_aborted_total"]
     body = {"model": "tiny-gemma", "prompt": "go on", "max_tokens": 1500, "stream": True}

@@ -136,6 +136,14 @@ class Engine:
         generation.finish = FinishReason.ABORTED
         self.totals.aborted += 1
 
+    def end(self, generation: Generation) -> None:
+        """End a request whose next tokens nobody wants, such as behind a stop sequence.
+
+        It finishes as `STOP`, and what was computed stays cached. Nothing if it has ended.
+        """
+        if generation.finish is None and self._finish(generation, FinishReason.STOP):
+            self.latencies.whole.record(self._clock() - generation.submitted_at)
+
     @property
     def idle(self) -> bool:
         """Whether no request is left."""
@@ -284,15 +292,19 @@ class Engine:
         if token in self.end_tokens and not generation.request.ignore_end:
             finish = FinishReason.STOP
         self._record(generation, finish)
-        if finish is not None:
-            try:
-                self.schedule.leave(generation, finished=True)
-            except KvgraftError as error:
-                self._fail(generation, error)
-                return
-            generation.finish = finish
-            self.totals.finished += 1
-        self._out.append(NewToken(generation, token, finish, choice))
+        if finish is None or self._finish(generation, finish):
+            self._out.append(NewToken(generation, token, finish, choice))
+
+    def _finish(self, generation: Generation, finish: FinishReason) -> bool:
+        """A request is over, and its data stays cached; False where the cache cannot take it."""
+        try:
+            self.schedule.leave(generation, finished=True)
+        except KvgraftError as error:
+            self._fail(generation, error)
+            return False
+        generation.finish = finish
+        self.totals.finished += 1
+        return True
 
     def _record(self, generation: Generation, finish: FinishReason | None) -> None:
         """Note the times of a token that came just now."""

@@ -129,7 +129,9 @@ class EngineWorker:
         return self._thread.is_alive() and not self._stopping
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[NewToken]:
-        """Tokens as they come, until the last; leaving early aborts the request.
+        """Tokens as they come, until the last.
+
+        Closing it earlier ends the request, whose data stays cached; cancelling it aborts it.
 
         Raises:
             KvgraftError: a request the engine refuses.
@@ -142,20 +144,22 @@ class EngineWorker:
         self._calls.put(lambda: self._submit(ticket, request))
         if not self.alive:
             raise EngineFailureError("the engine has stopped")
-        finished = False
+        leave = self.engine.abort
         self._open.add(ticket)
         try:
-            while not finished:
+            while True:
                 event = await ticket.events.get()
                 if isinstance(event, Exception):
-                    finished = not isinstance(event, ShutdownError)  # else the engine goes on
                     raise event
-                finished = event.finish is not None
                 yield event
+                if event.finish is not None:
+                    return
+        except GeneratorExit:
+            leave = self.engine.end
+            raise
         finally:
             self._open.discard(ticket)
-            if not finished:
-                self._calls.put(lambda: self._abort(ticket))
+            self._calls.put(lambda: self._leave(ticket, leave))
 
     async def call(self, function: Callable[[], T]) -> T:
         """The result of a quick function that runs in the engine's thread, between two steps.
@@ -239,10 +243,11 @@ class EngineWorker:
             return
         self._tickets[ticket.generation] = ticket
 
-    def _abort(self, ticket: Ticket) -> None:
+    def _leave(self, ticket: Ticket, leave: Callable[[Generation], None]) -> None:
+        """Nobody listens any more; nothing if the request ended before."""
         generation = ticket.generation
         if generation is not None and self._tickets.pop(generation, None) is not None:
-            self.engine.abort(generation)
+            leave(generation)
 
     def _deliver(self, new: NewToken) -> None:
         ticket = self._tickets.get(new.generation)
