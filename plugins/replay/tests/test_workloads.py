@@ -309,7 +309,7 @@ GOOD_CALL = call(0, 64, 1, [1, 1])
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("{", ":2: not JSON: Expecting property name"),
+        ("{", ":2: not JSON: it is cut off at column 1; repair or remove the line"),
         ("[1]", ":2: [1] instead of a JSON object"),
         ("[" * 100_000, ":2: not usable JSON"),
         ({"timestamp": 10}, ":2: field 'input_length' is missing, found: timestamp"),

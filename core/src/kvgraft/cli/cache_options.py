@@ -82,8 +82,8 @@ memory_options = OptionGroup(
 write_policy_option = click.option(
     "--write-policy",
     type=click.Choice([policy.value for policy in WritePolicy]),
-    show_default="write-back; with a store or tenants write-through",
-    help="When data is copied to the host.",
+    help="When data is copied to the host.  [default: write-back; with a store or tenants "
+    "write-through]",
 )
 
 tenant_option = click.option(

@@ -240,11 +240,11 @@ def _parse(path: Path, line: int, text: str) -> dict[str, object]:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        reason = error.msg.removesuffix(" at")
-        raise TraceError(
-            f"{where}: not JSON: {reason}, column {error.colno} of {len(text.rstrip())}; "
-            "repair or remove the line"
-        ) from None
+        n_columns = len(text.rstrip())
+        reason = f"{error.msg.removesuffix(' at')}, column {error.colno} of {n_columns}"
+        if error.pos >= n_columns or error.msg.startswith("Unterminated"):
+            reason = f"it is cut off at column {n_columns}"
+        raise TraceError(f"{where}: not JSON: {reason}; repair or remove the line") from None
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: not usable JSON: {error}; repair or remove the line") from None
     if not isinstance(value, dict):

@@ -98,7 +98,9 @@ def _expect_decoder(model: PreTrainedModel) -> None:
     told = [each for each in attentions if isinstance(each, bool)]
     if told and not any(told):
         decoder = (
-            "" if getattr(model.config, "is_decoder", True) else "; with is_decoder it is none"
+            ""
+            if getattr(model.config, "is_decoder", True)
+            else "; with is_decoder set it is a decoder"
         )
         raise UnsupportedModelError(
             model,

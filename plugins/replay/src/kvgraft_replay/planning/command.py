@@ -139,6 +139,9 @@ def plan(path: Path | None, **options: Any) -> None:
     size of --host-tokens, without taking the pools' memory. Exits with 1 if memory ran out in a
     replay or a ledger did not balance.
     """
+    if options["target"] is not None and options["target"] < 1:
+        said = f"note: --target is in percent; for a share of {options['target']:g} give "
+        click.echo(f"kvgraft: {said}{100 * options['target']:g}", err=True)
     targets = open_targets(options, path)
     components = _components(options)
     result = _planned(path, components, options)

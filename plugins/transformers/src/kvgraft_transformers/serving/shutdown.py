@@ -62,12 +62,12 @@ class DrainingServer(uvicorn.Server):
         if not self._drains:
             self._drains = True
             left_s = max(0.0, deadline - LAST_WORDS_S - now)
-            log.info("stopping: %d answers have %.1f s to end", worker.n_open, left_s)
+            log.info("stopping: answers that have %.1f s to end: %d", left_s, worker.n_open)
         if not self.server_state.tasks:
             return True
         if now < deadline - LAST_WORDS_S:
             return False
-        log.info("stopping: %d answers end before they are done", worker.end_all())
+        log.info("stopping: answers that end before they are done: %d", worker.end_all())
         return True
 
     def tell_totals(self) -> None:
