@@ -48,7 +48,6 @@ FILES_S ?= 60
 ifeq (rule,$(firstword $(MAKECMDGOALS)))
 RULE := $(or $(word 2,$(MAKECMDGOALS)),$(error which rule? make rule T9))
 $(RULE): ; @:
-.PHONY: $(RULE)
 endif
 
 .DEFAULT_GOAL := help
