@@ -641,11 +641,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "evictions from HOST are no events": BadCore(
         ("V2", "V1"),
         "tree/tree.py",
-        (
-            "            self.observer.leaving(node, component, HOST, cause)\n"
-            "        cell.host = None"
-        ),
-        ("            pass\n        cell.host = None"),
+        "            each.leaving(node, component, tier, cause)\n",
+        "            if on_device:\n                each.leaving(node, component, tier, cause)\n",
     ),
     "a loss of events counts as one": BadCore(
         ("V3",),

@@ -90,14 +90,7 @@ class Leases:
         It gets new parts: a caller whose request holds slots gives those of the old ones back.
         """
         tree = self.tree
-        found = matching.match(tree, request.key, limit)
-        limited = None
-        if self.never_resumes and found.anchor:
-            limited = Limited.NO_COPY
-            found = self._shorten(found, 0)
-        asked: Collection[int] = ()
-        if self._finalizers:
-            found, asked = self._finalize(found, limit)
+        found, asked, limited = self._match(request.key, limit)
         host_from = None
         if found.device_anchor != found.anchor:
             if self._recompute(found):
@@ -107,7 +100,7 @@ class Leases:
             else:
                 host_from = matching.missing_from(tree, found)
         anchor = matching.anchor_node(tree, found)
-        receipt = self._acquire(anchor, 0 if self.tree.homes_on_host else host_from)
+        receipt = self._acquire(anchor, 0 if tree.homes_on_host else host_from)
         if receipt is None:
             limited = Limited.CROWDED
             found = self._shorten(found, 0)
@@ -115,36 +108,13 @@ class Leases:
             receipt = pinning.acquire(tree, anchor, touch=False)
             assert receipt is not None
         if anchor.parent is not None:
-            try:
-                self.backups.matched(receipt)
-                for each in tree.observers:
-                    each.matched(anchor)
-            except BaseException:
-                self.unpin(receipt)
-                raise
-        request.receipt, request.limited = receipt, limited
-        if request.root is not found.root:
-            self._move(request)
-        request.key.found_at(anchor, found.root)
-        request.anchor_tokens = found.anchor * tree.page_size
-        request.device_tokens = found.device_anchor * tree.page_size
-        request.computed = request.anchor_tokens
-        request.allocated = found.anchor
-        request.cached = request.last_point = request.last_left = found.anchor
-        request.left, request.points_left_out, request.published = NO_PAGES, None, False
-        self._set_parts(request)
+            self._note_use(receipt)
+        request.limited = limited
+        self._fill(request, found, receipt)
         if host_from is not None:
             plan = operations.load_plan(receipt, tree.components)
             for part, nodes in zip(request.parts, plan):
                 part.host_slots = sum([part.component.n_slots(node) for node in nodes])
-        request.waits = (
-            [
-                self.backups.journal.find(each)
-                for each in operations.waits_for(receipt, tree.components)
-            ]
-            if receipt.host_from is not None
-            else []
-        )
         request.points, request.checkpoints = (
             self.points.ahead(request, found, asked) if self.points.matter else ({}, [])
         )
@@ -154,20 +124,10 @@ class Leases:
 
         It is no use of the data. No receipt where it would take promised slots.
         """
-        found = matching.match(self.tree, key, limit)
-        if self.never_resumes:
-            found = self._shorten(found, 0)
-        if self._finalizers:
-            found, _ = self._finalize(found, limit)
+        found, _, _ = self._match(key, limit)
         host_from = 0 if self.tree.homes_on_host else matching.missing_from(self.tree, found)
         anchor = matching.anchor_node(self.tree, found)
         return found, self._acquire(anchor, host_from, touch=False)
-
-    def _move(self, request: Request) -> None:
-        """The request's namespace was cleared since it began: it goes on in the new tree."""
-        root = self.tree.hold(request.namespace)
-        self.tree.let_go(request.root)
-        request.root = root
 
     def renew(self, request: Request, limit: int) -> None:
         """Match again, at most `limit` pages; the old pins go once the new ones stand (I8).
@@ -236,11 +196,45 @@ class Leases:
 
     # -- inside
 
-    def _set_parts(self, request: Request) -> None:
+    def _match(self, key: TokenKey, limit: int) -> tuple[Match, Collection[int], Limited | None]:
+        """The match that all components agree on, their resume points, and why it is shorter."""
+        found = matching.match(self.tree, key, limit)
+        limited = None
+        if self.never_resumes and found.anchor:
+            limited = Limited.NO_COPY
+            found = self._shorten(found, 0)
+        if not self._finalizers:
+            return found, (), limited
+        return *self._finalize(found, limit), limited
+
+    def _note_use(self, receipt: Receipt) -> None:
+        """A request uses the pinned data: it may be worth a copy now, and observers hear of it."""
+        try:
+            self.backups.matched(receipt)
+            for each in self.tree.observers:
+                each.matched(receipt.anchor)
+        except BaseException:
+            self.unpin(receipt)
+            raise
+
+    def _fill(self, request: Request, found: Match, receipt: Receipt) -> None:
+        """A request begins at the anchor, or begins again there, with parts that hold nothing."""
+        tree, anchor = self.tree, found.anchor
+        request.receipt = receipt
+        if request.root is not found.root:
+            # Its namespace was cleared since it began: it goes on in the new tree.
+            root = tree.hold(request.namespace)
+            tree.let_go(request.root)
+            request.root = root
+        request.key.found_at(receipt.anchor, found.root)
+        request.computed = request.anchor_tokens = anchor * tree.page_size
+        request.device_tokens = found.device_anchor * tree.page_size
+        request.allocated = request.cached = request.last_point = request.last_left = anchor
+        request.left, request.points_left_out, request.published = NO_PAGES, None, False
         parts: list[Part] = []
         states: list[StatePart] = []
         tenant = request.root.tenant
-        for component in self.tree.components:
+        for component in tree.components:
             if component.is_state:
                 states.append(StatePart(component, tenant))
                 parts.append(states[-1])
@@ -248,6 +242,10 @@ class Leases:
                 parts.append(Part(component, tenant))
         request.parts, request.state_parts = parts, states
         request.bounded_parts = [parts[at] for at in self._bounded] if self._bounded else ()
+        request.waits = []
+        if receipt.host_from is not None:
+            for operation in operations.waits_for(receipt, tree.components):
+                request.waits.append(self.backups.journal.find(operation))
 
     def _shorten(self, found: Match, limit: int) -> Match:
         shorter = matching.resolve(self.tree, found.node, min(found.anchor, limit), found.root)
