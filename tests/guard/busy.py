@@ -453,7 +453,7 @@ class Busy:
         pending = self.engine.pending
         while pending and self.random.random() < 0.8:
             at = self.random.randrange(len(pending))
-            if self.random.random() < 0.05:
+            if self.random.random() < 0.1:
                 self.engine.fail(at)
             else:
                 self.engine.step(at)

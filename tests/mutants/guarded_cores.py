@@ -829,5 +829,105 @@ GUARDED_CORES: dict[str, BadCore] = {
         "while decision.outcome is DEFERRED and _lacks_host(decision) and self._gives_way(gave):",
         "while False:",
     ),
+    "the first of several points alone is kept in the tree": BadCore(
+        ("I10", "I9"),
+        "tree/inserting.py",
+        ("    for page in sorted(points, reverse=True) if len(points) > 1 else points:\n"),
+        "    for page in sorted(points)[:1]:\n",
+    ),
+    "a page on HOST is taken for one on DEVICE where a reach is checked": BadCore(
+        ("M3", "M1", "R5"),
+        "tree/matching.py",
+        ("    return cell.device is not None or (not device_only and cell.host is not None)"),
+        "    return cell.device is not None or cell.host is not None",
+    ),
+    "data left behind is backed up as other data": BadCore(
+        ("I9", "B6", "T7", "B2", "B7"),
+        "tree/operations.py",
+        (
+            "        and cell.stamp >= 0\n"
+            "        and cell.host is None\n"
+            "        and cell.incoming is None\n"
+            "    ]"
+        ),
+        ("        and cell.host is None\n        and cell.incoming is None\n    ]"),
+    ),
+    "an ended copy is published where its data came otherwise, too": BadCore(
+        (
+            "T9",
+            "T8",
+            "B3",
+            "R2",
+            "S5",
+        ),
+        "tree/operations.py",
+        "if present is not None or hangs:",
+        "if hangs:",
+    ),
+    "a demotion deletes what was demoted with it": BadCore(
+        ("E4",),
+        "tree/operations.py",
+        "needs_backup(tree, node) if component in victims]\n    reserved",
+        "needs_backup(tree, node) if component is short]\n    reserved",
+    ),
+    "a page slot too few is taken for a run of pages": BadCore(
+        (
+            "A1",
+            "T9",
+            "H8",
+            "T8",
+        ),
+        "requests/slots.py",
+        "stored_between(first, end) * component.slots_per_page\n            if not part",
+        "stored_between(first, end) * component.slots_per_page\n"
+        "            n = max(1, n - 1)\n            if not part",
+    ),
+    "a restart forgets that a load failed": BadCore(
+        ("R5", "M1", "R8"),
+        "serving.py",
+        ("        if request.load_failed:\n            limit = min("),
+        ("        if False:\n            limit = min("),
+    ),
+    "a window slides a page too early": BadCore(
+        ("L6", "L3"),
+        "tree/pinning.py",
+        "            while node.start > position - window:\n",
+        "            while node.start > position - window + 1:\n",
+    ),
+    "host pins are taken of the first component alone": BadCore(
+        ("L3", "M7", "T6", "L1"),
+        "tree/pinning.py",
+        (
+            "            pin_host(tree, component, anchor, segment, host_from, 1)\n"
+            "            on_host"
+        ),
+        (
+            "            if component.index == 0:\n"
+            "                pin_host(tree, component, anchor, segment, host_from, 1)\n"
+            "            on_host"
+        ),
+    ),
+    "what a request is promised counts once for two pools": BadCore(
+        ("A11", "A12", "A1"),
+        "requests/parts.py",
+        "        self.ledger.promised += peak + load\n",
+        "        self.ledger.promised += peak\n",
+    ),
+    "a stamp is the same for two uses": BadCore(
+        (
+            "T7",
+            "T12",
+            "M1",
+        ),
+        "tree/tree.py",
+        "((self.clock >> CLASS_BITS) + 1 << CLASS_BITS)",
+        "((self.clock >> CLASS_BITS) + (self.clock >> CLASS_BITS) % 2 << CLASS_BITS)",
+    ),
+    "a namespace is cleared and its root kept": BadCore(
+        ("T1", "M1", "T3", "T11"),
+        "tree/tree.py",
+        "            self.cleared[root] = self._namespaces[root.ident]\n",
+        "            self.cleared.setdefault(root, None)\n",
+    ),
 }
 """By name, which says what is wrong."""

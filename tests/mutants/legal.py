@@ -12,6 +12,8 @@ from kvgraft import (
     ChunkedLocal,
     Component,
     ComponentMatch,
+    Demand,
+    DemandQuery,
     DevicePool,
     Everything,
     Leading,
@@ -58,6 +60,12 @@ def _pins_a_page_more(component: Component, query: LockQuery) -> list[Span]:
     return [Span(max(0, query.boundary - window), query.boundary)] if query.boundary else []
 
 
+def _three_times(component: Component, query: DemandQuery) -> Demand:
+    """Host hits once all the same (A3)."""
+    need = demand(query._replace(host_slots=0))
+    return need._replace(now=3 * need.now + query.host_slots)
+
+
 def _never_resumes(component: Component, view: MatchView) -> ComponentMatch | None:
     return ComponentMatch(0)
 
@@ -93,9 +101,7 @@ LEGAL: dict[str, Package] = {
     "reach is a chunk, a window and the first tokens": paged(
         reach=Reach(Leading(3), Trailing(5), Chunk(8))
     ),
-    "it budgets three times its need": budgeting(
-        lambda component, query: demand(query)._replace(now=3 * demand(query).now)
-    ),
+    "it budgets three times its need": budgeting(_three_times),
     "no match is long enough for it": paged(hooks={"finalize_match_result": _never_resumes}),
     "it builds its copies row by row": paged(
         hooks={

@@ -23,7 +23,7 @@ MATCHES = frozenset({"begin", "admit", "restart"})
 
 
 class GuardError(KvgraftError):
-    """A check of the guard raised what it should not; the cache's own books are in order.
+    """A check of the guard raised what it should not, and no book was found wrong.
 
     Attributes:
         call: the call that was being checked.

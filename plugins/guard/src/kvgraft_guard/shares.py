@@ -413,9 +413,30 @@ class Shares:
         for index, mine in offer.states.items():
             self._check_donated(request, index, shelf, mine, end)
         self.leavings.check(request, offer.left, end, evicted=evicted)
+        if not evicted:
+            self._check_marked(request, shelf, offer.left, end)
         self.check_captured(request, offer.left, shelf.nodes)
         if offer.published or offer.anything:
             self._check_backed_up(request, shelf, offer)
+
+    def _check_marked(self, request: Request, shelf: Shelf, was: Belongings, end: int) -> None:
+        """The tree knows the points of the pages that are in it only now (I10).
+
+        Where the base needs every page: what was evicted since a point was made has none.
+        """
+        if not self.leavings.matters or not self.tree.components[0].is_prefix_closed:
+            return
+        new = was.tree[0][:end, 0] < 0
+        known = {page for node in shelf.nodes for page, _ in node.each_point()}
+        lacking = [page for page in request.points if 0 < page <= len(new) and new[page - 1]]
+        lacking = sorted({*lacking} - known)
+        if lacking:
+            raise ContractViolation(
+                "I10",
+                None,
+                f"{_of(request)} shares its pages up to {end} with points at "
+                f"{sorted(request.points)}, and the tree knows of none at {lacking}",
+            )
 
     def check_captured(self, request: Request, left: Belongings, nodes: list[Node]) -> None:
         """A state that was due and is now the tree's still equals the live one (I7)."""
