@@ -20,7 +20,8 @@ def test_the_installation_is_told_in_one_page() -> None:
     done = run_forked(KVGRAFT, "doctor", "--json")
     report = json.loads(done.stdout)
     assert report["versions"]["kvgraft"] == kvgraft.__version__
-    assert report["versions"]["torch"] == torch.__version__
+    # an index's own wheels leave the accelerator out of their version
+    assert report["versions"]["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
     assert report["versions"]["build"] == ("compiled" if is_compiled() else "plain")
     assert report["components"].keys() >= {"full", "swa", "mamba", "hisparse"}
     assert report["policies"] == {"density": "ok", "lru": "ok"}

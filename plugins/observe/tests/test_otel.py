@@ -219,10 +219,11 @@ def test_a_prefetch_is_a_span_that_its_request_links_to(exported: Exported) -> N
 
 def test_names_of_the_conventions_are_spelt_as_they_are_there() -> None:
     named = {name: value for name, value in vars(otel).items() if name.endswith("_TOKENS")}
-    assert named == {
-        name: getattr(gen_ai_attributes, f"GEN_AI_USAGE_{name}")
-        for name in ("INPUT_TOKENS", "CACHE_READ_INPUT_TOKENS", "OUTPUT_TOKENS")
-    }
+    assert named.keys() == {"INPUT_TOKENS", "CACHE_READ_INPUT_TOKENS", "OUTPUT_TOKENS"}
+    there = {name: getattr(gen_ai_attributes, f"GEN_AI_USAGE_{name}", None) for name in named}
+    if there["CACHE_READ_INPUT_TOKENS"] is None:  # it is younger than the oldest SDK
+        del there["CACHE_READ_INPUT_TOKENS"], named["CACHE_READ_INPUT_TOKENS"]
+    assert named == there
 
 
 def test_without_an_sdk_nothing_is_made_and_nothing_of_it_is_imported() -> None:
