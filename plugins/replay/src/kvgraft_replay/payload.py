@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import cached_property
 from zlib import crc32
 
 import numpy as np
@@ -44,25 +45,25 @@ class PageDigests:
         page_size: tokens per page.
     """
 
-    __slots__ = ("_digests", "page_size")
-
-    _weights: npt.NDArray[np.int64] | None = None
-
     def __init__(self, tokens: npt.NDArray[np.int32], page_size: int) -> None:
         self.page_size = page_size
+        self._tokens = tokens
+
+    @cached_property
+    def _digests(self) -> npt.NDArray[np.int64]:
+        """Int64 `[n_pages]`; made when a slot is written or compared first."""
+        tokens, page_size = self._tokens, self.page_size
         n_pages = -(-len(tokens) // page_size)
-        padded = tokens
         if n_pages * page_size != len(tokens):
-            padded = np.concatenate(
-                [tokens, np.full(n_pages * page_size - len(tokens), -1, dtype=np.int32)]
-            )
+            rest = np.full(n_pages * page_size - len(tokens), -1, dtype=np.int32)
+            tokens = np.concatenate([tokens, rest])
         weights = np.arange(1, page_size + 1, dtype=np.int64) * 0x5851F42D4C957F2D
         with np.errstate(over="ignore"):
-            sums = (padded.reshape(n_pages, page_size).astype(np.int64) * weights).sum(axis=1)
+            sums = (tokens.reshape(n_pages, page_size).astype(np.int64) * weights).sum(axis=1)
             mixed = sums.view(np.uint64)
             mixed = (mixed ^ (mixed >> np.uint64(29))) * _MIX
             positions = np.arange(1, n_pages + 1, dtype=np.uint64) * _MIX
-            self._digests = np.cumsum(mixed ^ positions, dtype=np.uint64).view(np.int64)
+            return np.cumsum(mixed ^ positions, dtype=np.uint64).view(np.int64)
 
     def pages(self, start: int, end: int) -> npt.NDArray[np.int64]:
         """Stamps of pages `[start, end)`, int64."""

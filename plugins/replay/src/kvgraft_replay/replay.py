@@ -30,10 +30,6 @@ from kvgraft_replay.workload import Workload
 
 __all__ = ["ReplaySettings", "replay"]
 
-INTEGRITY_CHECKS = 20
-"""Full recomputations of the books, spread over a replay; ledgers are checked every step."""
-
-
 @dataclass(slots=True)
 class ReplaySettings:
     """Settings of a replay.
@@ -47,6 +43,8 @@ class ReplaySettings:
         limit: replay at most this many requests: the trace's first, or in a closed loop sessions
             of all users.
         meter: makes what measures the CPU time of operations; `Unmetered` leaves it at 0.
+        checks: full recomputations of the books, spread over the replay, the last one at its end;
+            ledgers are checked every step.
     """
 
     cache: dict[str, Any]
@@ -56,6 +54,7 @@ class ReplaySettings:
     seed: int = 0
     limit: int | None = None
     meter: Callable[[], Meter] = Meter
+    checks: int = 20
 
 
 def replay(
@@ -123,7 +122,7 @@ def _run(
     meter = settings.meter()
     player = Player(cache, meter, settings.verify, settings.seed)
     timeline = Timeline(cache, expected)
-    check_every = max(1, expected // INTEGRITY_CHECKS)
+    check_every = max(1, expected // settings.checks)
     ended = 0
 
     def on_end() -> None:
@@ -132,7 +131,7 @@ def _run(
         timeline.ended(ended)
         if progress is not None:
             progress(ended, expected)
-        due.append(ended % check_every == 0)
+        due.append(ended % check_every == 0 and ended < expected)
 
     due: list[bool] = []
     engine = ReplayEngine(

@@ -210,6 +210,7 @@ def _planned(
         seed=options["seed"],
         limit=limit,
         meter=Unmetered,
+        checks=1,
     )
     target = options["target"]
     with shown_progress("replays", Console(stderr=True)) as progress:
