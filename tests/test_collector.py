@@ -74,6 +74,25 @@ def test_the_collector_visits_fewer_objects_than_there_are_nodes(
         cache.check_integrity()
 
 
+def test_the_collector_visits_no_prefix_that_the_policy_remembers() -> None:
+    with Cache.open(["full"], page_size=64, device_tokens=50_000, payload=False) as cache:
+
+        def serve_prompts(first: int, n_prompts: int) -> None:
+            for number in range(first, first + n_prompts):
+                request = cache.begin(TokenKey([number] * 4096))
+                assert cache.admit(request).admitted
+                assert cache.allocate(request, request.prompt)
+                cache.computed(request, request.prompt)
+                cache.finish(request)
+
+        serve_prompts(0, 20)
+        gc.collect()
+        before = Counter(map(type, gc.get_objects()))
+        serve_prompts(20, 60)
+        gc.collect()
+        assert (Counter(map(type, gc.get_objects())) - before).total() < 60
+
+
 @pytest.mark.parametrize("guard", ["off", "on"])
 @pytest.mark.parametrize("tenants", [{}, {"a": {"namespaces": ["a"], "guarantee": 0.25}}])
 def test_a_cache_dropped_with_copies_in_flight_leaves_no_tree_behind(

@@ -96,7 +96,10 @@ class Breaking(RecencyQueue):
 
 class Raising(RecencyQueue):
     def pop(self) -> Entry | None:
-        return self.take()
+        entry = super().pop()
+        if entry is None:
+            raise IndexError("pop from an empty order")
+        return entry
 
 
 # -- orders that are not the same on every rank

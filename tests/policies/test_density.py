@@ -1,4 +1,4 @@
-"""`density` counts each sample once, tells the time by slots, and forgets in order of use."""
+"""`density` counts each sample once, tells the time by tokens, and forgets in order of use."""
 
 from __future__ import annotations
 
@@ -231,16 +231,16 @@ def test_a_sequence_that_goes_on_fast_is_of_another_class_than_a_slow_one() -> N
     policy.opened(1 << 20)
     fast, slow = TokenKey([1] * 4096), TokenKey([2] * 4096)
     classes: dict[TokenKey, int] = {}
-    for clock in range(0, 20_000, 500):
-        for key, every in ((fast, 500), (slow, 4000)):
-            if clock % every == 0:
-                use = Use(None, key.data, 4096, clock, key.sums)
+    for number in range(64):
+        for key, every in ((fast, 1), (slow, 8)):
+            if number % every == 0:
+                use = Use(None, key.data, 4096, 0, key.sums)  # all is reused: no slot is given out
                 classes[key], use.memo = policy.classify(use)
-                policy.admitted(use, clock)
-                policy.finished(use, clock, None)
-    words = "half of it seen before, used more than once, within"
-    assert policy.describe(classes[fast]) == f"{words} 512 slots"
-    assert policy.describe(classes[slow]) == f"{words} 4096 slots"
+                policy.admitted(use, number)
+                policy.finished(use, number, None)
+    words = "half of it seen before, used more than once, every"
+    assert policy.describe(classes[fast]) == f"{words} 16384 tokens used or so"
+    assert policy.describe(classes[slow]) == f"{words} 65536 tokens used or so"
 
 
 def test_data_stays_as_long_as_its_tier_is_large() -> None:
@@ -283,6 +283,21 @@ def test_a_class_with_few_samples_is_taken_to_be_as_the_coarser_one() -> None:
     assert rates.of(0)[0] == pytest.approx(0.1, abs=0.01)
     assert rates.of(6)[0] == pytest.approx(0.4, abs=0.01)  # 40 as of class 2, 10 stayed away
     assert rates.of(6)[1] == pytest.approx(0.5, abs=0.01)
+
+
+def test_ages_that_nothing_reached_are_taken_to_be_as_those_before() -> None:
+    young = [1000, 1000, 1000, *[0] * 11]
+    rates = Rates(sampled({0: young}, {0: [0, 0, 900, *[0] * 11]}), ())
+    assert rates.of(0)[1] < 0.05
+    assert all(rate > 0.8 for rate in rates.of(0)[2:])
+
+
+def test_a_small_directory_learns_from_more_of_its_prefixes() -> None:
+    few, many = Prefixes(64, 1 << 16), Prefixes(64, 1 << 26)
+    for prefixes in (few, many):
+        for each in range(64):
+            prefixes.ended(use(prefixes, [each], 0), [each], 0, 0)
+    assert (len(few._away), len(many._away)) == (64, 4)
 
 
 def test_scores_stay_as_they_were_learnt_whenever_they_are_asked_for() -> None:

@@ -2,8 +2,8 @@
 
 Data is sorted by the class of its last use, see `Density.classify`, and its age. How likely data
 of a class comes back at an age is learnt while serving (`kvgraft.policies.rates`). There is nothing
-to tune, no clock but the slots given out, and no randomness. Until something is learnt, and among
-equals, what was used least recently leaves first.
+to tune, no clock but the tokens that requests use, and no randomness. Until something is learnt,
+and among equals, what was used least recently leaves first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvgraft.policies.policy import (
 )
 from kvgraft.policies.prefixes import N_BINS, OLDEST, YOUNGEST, Prefixes, Visit, bin_of
 from kvgraft.policies.rates import Rates
-from kvgraft.policies.recency import LEFT_BEHIND, paired
+from kvgraft.policies.recency import LEFT_BEHIND, paired, untrack
 from kvgraft.policies.sums import prefix_sums
 from kvgraft.types import Tier
 
@@ -78,10 +78,10 @@ def level_of(cost: int) -> int:
 
 
 class Clock:
-    """Generations: how often the base pool has given out as many slots as the first bin is wide.
+    """Generations: how often requests computed or reused as much as the first bin is wide.
 
     Attributes:
-        unit: that width, in slots.
+        unit: that width, in slots of that pool.
         now: the generation.
         since: the last stamp before it.
     """
@@ -93,9 +93,9 @@ class Clock:
         self._stamps: list[int] = [-LEFT_BEHIND]
         self._generations: list[int] = [0]
 
-    def note(self, stamp: int, allocated: int) -> None:
-        """Stamps after this one are made when so many slots were given out."""
-        now = allocated // self.unit
+    def note(self, stamp: int, used: int) -> None:
+        """Stamps after this one are made when so many slots' tokens were used."""
+        now = used // self.unit
         if now == self.now:
             return
         self.now = now
@@ -128,6 +128,8 @@ class Density:
         """The base component's pool by tier."""
         self.prefixes = Prefixes(1, 1)
         self._n_uses = 0
+        self._n_tokens = 0  # of all prompts and outputs
+        self._slots = self._slots_tokens = 1  # of the base component's largest pool
 
     def order(self, pool: Pool) -> Order:
         """By what was learnt, and by what losing data costs where that differs."""
@@ -140,13 +142,19 @@ class Density:
         """The cache is open; tokens of the base component that its largest tier holds."""
         self.prefixes = Prefixes(self._bases[Tier.DEVICE].capacity, base_tokens)
         self.clock.unit = self.prefixes.unit
+        self._slots = max([pool.capacity for pool in self._bases.values()])
+        self._slots_tokens = max(1, base_tokens)
+
+    def _used(self) -> int:
+        """The time: tokens that requests used so far, in slots; hits do not slow it down."""
+        return self._n_tokens * self._slots // self._slots_tokens
 
     def classify(self, use: Use) -> tuple[int, Any]:
         """Whether half of the prompt was seen before, how often, and how fast it goes on.
 
         Evicted data counts as seen. The class notes whether the longest prefix seen was used more
-        than once, and, from the third use on, the mean of the slots given out between its uses:
-        each counts half as much as the one after it. The bins of that mean are those of ages.
+        than once, and, from the third use on, the mean of the tokens used between its uses: each
+        counts half as much as the one after it. The bins of that mean are those of ages.
         """
         sums = prefix_sums(use, use.prompt_tokens)
         visit = self.prefixes.visit(sums)
@@ -157,7 +165,7 @@ class Density:
         its_class = AGAIN if n_seen <= last.n_seen else 0
         if 2 * n_seen >= len(sums):
             its_class |= RETURNING
-            pace = use.allocated - last.clock
+            pace = self._used() - last.clock
             if last.pace is not None:
                 pace = isqrt(pace * last.pace)
                 its_class |= bin_of(pace // self.clock.unit) + 1 << PACE_SHIFT
@@ -167,35 +175,32 @@ class Density:
 
     def admitted(self, use: Use, stamp: int) -> None:
         """Count the prefixes of the prompt as used."""
-        allocated = use.allocated
-        self.clock.note(stamp, allocated)
-        self.prefixes.used(use.memo, allocated)
+        self._n_tokens += use.prompt_tokens
+        used = self._used()
+        self.clock.note(stamp, used)
+        self.prefixes.used(use.memo, used)
         self._n_uses += 1
         at_first = self._n_uses <= LEARN_EVERY
         if self._n_uses % (AT_FIRST_EVERY if at_first else AGE_EVERY):
             return
-        self.prefixes.age(allocated)
-        if at_first or self._n_uses % LEARN_EVERY == 0:
-            self._learn()
+        self.prefixes.age(used)
+        if self.prefixes.reused and (at_first or self._n_uses % LEARN_EVERY == 0):
+            rates = Rates(self.prefixes, COARSER)
+            for order in self.orders:
+                order.learn(rates)
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """The request's class, with what the engine said of its future."""
         visit: Visit = use.memo
-        self.clock.note(stamp, use.allocated)
-        its_class = visit.its_class if hint is None else visit.its_class | HINTS[hint]
         n_tokens = len(use.tokens) // 4
+        self._n_tokens += max(0, n_tokens - use.prompt_tokens)
+        self.clock.note(stamp, self._used())
+        its_class = visit.its_class if hint is None else visit.its_class | HINTS[hint]
         sums = visit.sums
         if len(sums) < n_tokens // PIECE_TOKENS:
             sums = prefix_sums(use, n_tokens)
-        self.prefixes.ended(visit, sums, its_class, use.allocated)
+        self.prefixes.ended(visit, sums, its_class, self._used())
         return its_class
-
-    def _learn(self) -> None:
-        """Compute the scores anew."""
-        if self.prefixes.reused:
-            rates = Rates(self.prefixes, COARSER)
-            for order in self.orders:
-                order.learn(rates)
 
     def describe(self, use_class: int) -> str:
         """Tell what was known of the request."""
@@ -204,12 +209,8 @@ class Density:
             words.append("used more than once")
         number = (use_class >> PACE_SHIFT) - 1
         if number >= 0:
-            unit = self.prefixes.unit
-            words.append(
-                f"every {unit << number} slots or more"
-                if number == N_BINS - 1
-                else f"within {unit << number} slots"
-            )
+            n_tokens = (self.prefixes.unit << number) * self._slots_tokens // self._slots
+            words.append(f"every {n_tokens} tokens used or so")
         words += [hint.value for hint, bits in HINTS.items() if use_class & HINT_BITS == bits]
         return ", ".join(words)
 
@@ -231,8 +232,8 @@ class DensityOrder:
         cost: what losing a node costs, 0 or more; None where each costs as much as another.
 
     Attributes:
-        tau: slots that the base pool gives out in the mean stay of data in this pool: as many as
-            the base component's pool on this tier had when scores were learnt.
+        tau: how far scores look ahead, in slots: the capacity of the base component's pool on this
+            tier when they were learnt. Data stays so long, and longer where much is reused.
     """
 
     def __init__(self, base: Pool, clock: Clock, cost: Callable[[Any], int] | None = None) -> None:
@@ -285,7 +286,8 @@ class DensityOrder:
         if waiting is not None:
             waiting += (stamp, node)
             return
-        self._waiting[key] = [stamp, node]
+        waiting = self._waiting[key] = [stamp, node]
+        untrack((waiting,))
         self._add(kind, generation)
 
     def pop(self) -> tuple[int, Any] | None:

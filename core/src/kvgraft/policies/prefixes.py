@@ -1,8 +1,8 @@
 """Prefixes that were seen, also those that were evicted since, and how they came back.
 
 A bounded directory holds the checksum of each prefix, see `kvgraft.policies.sums`, with its last
-use. Of one in sixteen the class of that use and its age are kept: from these the policy learns how
-likely data of a class comes back at an age.
+use. Of some, at least one in sixteen, the class of that use and its age are kept: from these the
+policy learns how likely data of a class comes back at an age. The garbage collector visits none.
 """
 
 from __future__ import annotations
@@ -10,12 +10,17 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from typing import Final
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import PIECE_TOKENS
+from kvgraft.policies.recency import untrack
 
 __all__ = ["N_BINS", "OLDEST", "YOUNGEST", "Prefixes", "Trail", "Visit", "bin_of", "bin_width"]
 
-SAMPLED: Final = 15
-"""A prefix whose checksum ends in these bits as zeros is learnt from."""
+FEWEST_SAMPLED: Final = 15
+"""A prefix whose checksum ends in these bits as zeros is learnt from, in a large directory."""
+
+ENOUGH_SAMPLES: Final = 2048
+"""A smaller directory learns from more of its prefixes, or from all."""
 
 REMEMBERED_CAPACITIES: Final = 8
 """The directory holds as many prefixes as so many times the largest pool has tokens for."""
@@ -44,6 +49,7 @@ def bin_width(number: int) -> int:
     return 1 if number < 2 else 1 << number - 1
 
 
+@mypyc_attr(acyclic=True)
 class Trail:
     """A sequence as it was used last; it grows with the requests that continue it.
 
@@ -52,7 +58,7 @@ class Trail:
         sampled: those of them that are learnt from.
         n_seen: how many of them had been used before its last use.
         clock: when that ended; while it runs, when it was admitted.
-        pace: slots given out between its uses, as a mean; None at the first.
+        pace: slots' tokens used between its uses, as a mean; None at the first.
     """
 
     __slots__ = ("clock", "n_seen", "pace", "sampled", "sums")
@@ -63,6 +69,7 @@ class Trail:
         self.n_seen = 0
         self.clock = 0
         self.pace: int | None = None
+        untrack((self, self.sampled))
 
 
 class Visit:
@@ -87,6 +94,7 @@ class Visit:
         self.its_class = 0
 
 
+@mypyc_attr(acyclic=True)
 class _Sample:
     """A prefix that is learnt from, since its last use.
 
@@ -103,13 +111,14 @@ class _Sample:
         self.clock = clock
         self.number = 0
         self.is_away = True
+        untrack((self,))
 
 
 class Prefixes:
     """The directory, and how often prefixes of each class came back by age.
 
-    Ages are counted in slots of the base component's DEVICE pool: the same on every rank, whatever
-    the traffic's speed. Its first bin is a unit wide.
+    Ages are counted in slots of that pool, by the tokens that requests used: the same on every
+    rank, whatever the traffic's speed, and whatever is hit. The first bin is a unit wide.
 
     Args:
         capacity: slots of that pool.
@@ -128,6 +137,8 @@ class Prefixes:
         self.reached: dict[int, list[int]] = {}
         self.reused: dict[int, list[int]] = {}
         self.n_reuses = self.n_returns = 0
+        share = max(1, self.most // ENOUGH_SAMPLES)
+        self._sampled = min(FEWEST_SAMPLED, (1 << share.bit_length() - 1) - 1)
         self._trails: dict[int, Trail] = {}
         """The last use of each prefix."""
         self._uses: OrderedDict[Trail, None] = OrderedDict()
@@ -138,6 +149,7 @@ class Prefixes:
         """Sampled prefixes that were not used since."""
         self._ageing: list[deque[_Sample]] = [deque() for _ in range(N_BINS - 1)]
         """Samples in the bin they have reached, but the last one; oldest first."""
+        untrack((*self._ageing,))
 
     def visit(self, sums: list[int]) -> Visit:
         """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
@@ -187,6 +199,7 @@ class Prefixes:
             sample = self._away[each] = _Sample(its_class, clock)
             self._ageing[0].append(sample)
             _row(self.reached, its_class)[0] += 1
+        untrack((self._away,))
 
     def age(self, clock: int) -> None:
         """Count the bins that prefixes have reached while they were away."""
@@ -201,6 +214,7 @@ class Prefixes:
                         self._ageing[number + 1].append(sample)
             if len(ageing) > 2 * len(self._away) + 64:
                 self._ageing[number] = deque([each for each in ageing if each.is_away])
+                untrack((self._ageing[number],))
 
     # -- inside
 
@@ -212,10 +226,11 @@ class Prefixes:
             self._n_sums += 1
         for each in sums[n_sums:]:
             self._trails[each] = trail
-            if not each & SAMPLED:
+            if not each & self._sampled:
                 trail.sampled.append(each)
         self._n_sums += len(sums) - n_sums
         trail.sums = sums
+        untrack((sums, self._trails, self._uses))
 
     def _forget(self, trail: Trail) -> None:
         trails = self._trails

@@ -8,8 +8,8 @@ at its end. A class with few samples is taken to be as the coarser one before it
 
 where `k` is as many prefixes as forty requests reuse (the prefixes of one request come back
 together), and `tau` is how long data stays: the capacity of the base component's pool on that tier.
-For each slot given out one is given back, so data stays on average while as many are given out as
-the pool has (Little's law).
+For each slot given out one is given back (Little's law). In the coarsest class of all, a bin with
+few samples is as the one before: sequences that grow come back at ages at which nothing did so far.
 """
 
 from __future__ import annotations
@@ -43,8 +43,11 @@ class Rates:
             (mask, _coarse(reached, mask), _coarse(reused, mask)) for mask in (*masks, -1)
         ]
         all_reached, all_reused = _sum(reached.values()), _sum(reused.values())
-        mean = sum(all_reused) / max(1, sum(all_reached))
-        self._pooled = self._refined([mean] * N_BINS, all_reached, all_reused)
+        rate = sum(all_reused) / max(1, sum(all_reached))
+        self._pooled: list[float] = []
+        for r, n in zip(all_reused, all_reached):
+            rate = self._shrunk(r, n, rate)
+            self._pooled.append(rate)
         self._scores: dict[tuple[int, float], list[float]] = {}
 
     def of(self, its_class: int) -> list[float]:
@@ -54,7 +57,7 @@ class Rates:
             key = its_class & mask
             row = reached.get(key)
             if row is not None:
-                rates = self._refined(rates, row, reused.get(key, NONE))
+                rates = list(map(self._shrunk, reused.get(key, NONE), row, rates))
         return rates
 
     def scores(self, its_class: int, tau: float) -> list[float]:
@@ -69,9 +72,8 @@ class Rates:
             self._scores[its_class, tau] = scores
         return scores
 
-    def _refined(self, prior: list[float], reached: list[int], reused: list[int]) -> list[float]:
-        k = self._prior
-        return [min((r + k * p) / (n + k), 1.0) for r, n, p in zip(reused, reached, prior)]
+    def _shrunk(self, reused: int, reached: int, prior: float) -> float:
+        return min((reused + self._prior * prior) / (reached + self._prior), 1.0)
 
 
 def _score(rates: list[float], first: int, tau: float) -> float:

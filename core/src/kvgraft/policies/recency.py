@@ -11,14 +11,16 @@ each would be one more object that the garbage collector visits.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterator
+from gc import is_tracked
 from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import CLASS_BITS
 
-__all__ = ["LEFT_BEHIND", "RecencyQueue", "kept", "paired"]
+__all__ = ["LEFT_BEHIND", "RecencyQueue", "paired", "untrack"]
 
 SPAN_BITS: Final = CLASS_BITS + 6
 """Stamps per span as a power of two: enough to share a list, few enough to order quickly."""
@@ -29,15 +31,22 @@ they come before all others, and the oldest first among themselves.
 """
 
 
+_untrack = ctypes.pythonapi.PyObject_GC_UnTrack
+_untrack.argtypes = [ctypes.py_object]
+_untrack.restype = None
+
+
+def untrack(objects: tuple[object, ...]) -> None:
+    """Take objects off the collector's list, as far as they are on it; about 0.15 µs each."""
+    for each in objects:
+        if is_tracked(each):
+            _untrack(each)
+
+
 def paired(entries: list[Any]) -> Iterator[tuple[int, Any]]:
     """Stamps and nodes that lie one behind the other, in pairs."""
     each = iter(entries)
     return zip(each, each)
-
-
-def kept(entries: list[Any], wanted: Callable[[Any], object]) -> list[Any]:
-    """Of stamps and nodes that lie one behind the other, those of wanted nodes."""
-    return [part for entry in paired(entries) if wanted(entry[1]) for part in entry]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -79,20 +88,6 @@ class RecencyQueue:
             return None
         return heappop(self._oldest)
 
-    def take(self) -> tuple[int, Any]:
-        """Take the oldest candidate of several.
-
-        Raises:
-            IndexError: there is none.
-        """
-        return heappop(self._oldest) if self._oldest or self._reach() else self._oldest[0]
-
-    def first_stamp(self) -> int | None:
-        """The stamp of the oldest candidate; None if there is none."""
-        if not self._oldest and not self._reach():
-            return None
-        return self._oldest[0][0]
-
     def _reach(self) -> bool:
         """Order the next span; false if there is none."""
         if not self._order:
@@ -111,8 +106,9 @@ class RecencyQueue:
         """Drop every candidate whose node is not wanted; O(candidates)."""
         self._oldest = [entry for entry in self._oldest if wanted(entry[1])]
         heapify(self._oldest)
-        spans = {span: kept(entries, wanted) for span, entries in self._spans.items()}
-        self._spans = {span: entries for span, entries in spans.items() if entries}
+        for span, each in list(self._spans.items()):
+            self._spans[span] = [part for one in paired(each) if wanted(one[1]) for part in one]
+        self._spans = {span: entries for span, entries in self._spans.items() if entries}
         self._order = list(self._spans)
         heapify(self._order)
 

@@ -62,7 +62,7 @@ class Operation:
     """A copy in flight.
 
     It names components by their indexes: the garbage collector sees no path through the nodes that
-    it stands on, so nothing here may lead to their tree (see `kvgraft.untracked`).
+    it stands on, so nothing here may lead to their tree (see `policies.recency.untrack`).
 
     Attributes:
         nodes: where data arrives, root first; splits add to it.

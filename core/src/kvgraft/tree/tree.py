@@ -15,11 +15,12 @@ from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
+from kvgraft.policies.recency import untrack
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import PoolBooks
-from kvgraft.tree.node import Cell, Node, untrack
+from kvgraft.tree.node import Cell, Node
 from kvgraft.types import PointKind, Tier
 
 if TYPE_CHECKING:
