@@ -59,7 +59,7 @@ def hit_rate(
 def test_states_are_kept_as_pages_are() -> None:
     pages = SESSIONS * 8500 * 2 // 3 // PAGE * PAGE
     alone = hit_rate({"full": {}}, pages, **CHATS)
-    assert alone > 0.4
+    assert alone > 0.5
     assert hit_rate({"full": {}, "mamba": {"states": 18}}, AMPLE, **CHATS) > 0.8 * alone
     both_short = {"full": {}, "mamba": {"states": 20}}
     assert hit_rate(both_short, pages, **CHATS) > 0.8 * alone
@@ -68,7 +68,22 @@ def test_states_are_kept_as_pages_are() -> None:
 @pytest.mark.parametrize("n_windows", [18, 26])
 def test_windows_are_kept_as_pages_are(n_windows: int) -> None:
     swa = {"window": 1024, "device_tokens": n_windows * 1024}
-    assert hit_rate({"full": {}, "swa": swa}, AMPLE, **CHATS) > 0.25
+    assert hit_rate({"full": {}, "swa": swa}, AMPLE, **CHATS) > 0.4
+
+
+@pytest.mark.parametrize(
+    "short",
+    [{"mamba": {"states": 18}}, {"swa": {"window": 1024, "device_tokens": 18 * 1024}}],
+    ids=["states", "windows"],
+)
+def test_sessions_that_grow_are_kept_as_well(short: dict[str, Any]) -> None:
+    """They come back later each time, at ages at which none did before."""
+    assert hit_rate({"full": {}, **short}, AMPLE, **AGENTS) > 0.3
+
+
+def test_hits_do_not_change_the_ages_that_were_learnt() -> None:
+    pages = int(SESSIONS * (4100 + 4.5 * 560) * 2 / 3) // PAGE * PAGE
+    assert hit_rate({"full": {}}, pages, **AGENTS) > 0.45
 
 
 def test_the_state_that_a_session_left_before_last_goes_first() -> None:

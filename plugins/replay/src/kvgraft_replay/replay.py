@@ -30,6 +30,7 @@ from kvgraft_replay.workload import Workload
 
 __all__ = ["ReplaySettings", "replay"]
 
+
 @dataclass(slots=True)
 class ReplaySettings:
     """Settings of a replay.
