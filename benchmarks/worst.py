@@ -1,0 +1,168 @@
+"""The worst request: every call of a request's life in trees of 10K, 100K and 1M nodes.
+
+Conversations of ten turns, a page of 64 tokens a turn, in a pool that holds as many pages as the
+tree is to have nodes: first it fills, then every request evicts. In lockstep every conversation has
+its next turn before any has the one after; at random the next turn is drawn among all. One that had
+ten turns begins anew. Times are CPU time, garbage collections included. Each tree is made in a
+fresh process; at its end everything is collected once.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import random
+from time import thread_time_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+from _measure import Figure, arguments, figures, grid, heading
+
+from kvgraft import Cache, TokenKey
+
+SIZES = (10_000, 100_000, 1_000_000)
+SETS: dict[str, dict[str, dict[str, Any]]] = {
+    "full": {"full": {}},
+    "full + swa + mamba": {"full": {}, "swa": {"window": 256}, "mamba": {}},
+}
+POLICIES = ("lru", "density")
+PATTERNS = ("lockstep", "at random")
+PAGE, TURNS = 64, 10
+CALLS = ("begin", "admit", "allocate", "computed", "finish", "poll")
+SHARES = (0.5, 0.99, 0.999, 1.0)
+BARS_MS = {100_000: 0.5, 1_000_000: 2.0}
+COLLECTION_BAR_MS = 60
+
+
+class Setup(NamedTuple):
+    """A tree to be grown."""
+
+    components: str
+    policy: str
+    pattern: str
+    n_nodes: int
+
+
+class Taken(NamedTuple):
+    """Milliseconds: by call the quantiles in `SHARES`, and a full collection."""
+
+    calls: dict[str, list[float]]
+    collection: float
+
+
+class Conversations:
+    """The keys of the next turns."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.n = setup.n_nodes // TURNS
+        self.in_turn = setup.pattern == PATTERNS[0]
+        self.random = random.Random(0)
+        self.rng = np.random.default_rng(0)
+        self.keys: list[TokenKey | None] = [None] * self.n
+        self.turn = 0
+
+    def next(self) -> TokenKey:
+        number = self.turn % self.n if self.in_turn else self.random.randrange(self.n)
+        self.turn += 1
+        new = self.rng.integers(0, 100_000, PAGE, dtype=np.int32)
+        key = self.keys[number]
+        if key is None or key.n_tokens == TURNS * PAGE:
+            key = self.keys[number] = TokenKey(new)
+        else:
+            key.extend(new)
+        return key
+
+
+def measure(setup: Setup) -> Taken:
+    """Serve twice as many requests as the tree has nodes."""
+    conversations = Conversations(setup)
+    spent: dict[str, list[int]] = {call: [] for call in CALLS}
+    with Cache.open(
+        SETS[setup.components],
+        page_size=PAGE,
+        device_tokens=setup.n_nodes * PAGE,
+        payload=False,
+        policy=setup.policy,
+    ) as cache:
+        gc.collect()
+        gc.freeze()
+        for _ in range(2 * setup.n_nodes):
+            key = conversations.next()
+            times = [thread_time_ns()]
+            request = cache.begin(key)
+            times.append(thread_time_ns())
+            admitted = cache.admit(request).admitted
+            times.append(thread_time_ns())
+            assert admitted
+            n_tokens = request.prompt - request.computed
+            allocated = cache.allocate(request, n_tokens)
+            times.append(thread_time_ns())
+            assert allocated
+            cache.computed(request, n_tokens)
+            times.append(thread_time_ns())
+            cache.finish(request)
+            times.append(thread_time_ns())
+            cache.poll()
+            times.append(thread_time_ns())
+            for call, start, end in zip(CALLS, times, times[1:]):
+                spent[call].append(end - start)
+        start = thread_time_ns()
+        gc.collect()
+        collection = (thread_time_ns() - start) / 1e6
+    quantiles = {
+        call: [float(each) / 1e6 for each in np.quantile(times, SHARES)]
+        for call, times in spent.items()
+    }
+    return Taken(quantiles, collection)
+
+
+def main() -> None:
+    parser = arguments(__doc__)
+    parser.add_argument("--only", help="setups whose name contains this")
+    given = parser.parse_args()
+    heading("the worst request", page=f"{PAGE} tokens", tree=f"conversations of {TURNS} turns")
+    rows: list[list[str]] = []
+    setups = [
+        Setup(components, policy, pattern, n_nodes)
+        for n_nodes in (SIZES[:1] if given.quick else SIZES)
+        for components in SETS
+        for policy in POLICIES
+        for pattern in PATTERNS
+    ]
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as fresh:
+        for setup in setups:
+            name = f"{setup.components}, {setup.policy}, {setup.pattern}, {setup.n_nodes:,} nodes"
+            if given.only is not None and given.only not in name:
+                continue
+            taken = fresh.apply(measure, [setup])
+            rows.append([name, *[""] * len(SHARES), "", ""])
+            bar = BARS_MS.get(setup.n_nodes)
+            for call, quantiles in taken.calls.items():
+                rows.append(
+                    [
+                        f"  {call}",
+                        *(f"{each:.3f}" for each in quantiles),
+                        *_verdict(quantiles[-1], bar),
+                    ]
+                )
+            at_most = COLLECTION_BAR_MS if setup.n_nodes == SIZES[-1] else None
+            rows.append(
+                [
+                    "  full collection",
+                    *[""] * (len(SHARES) - 1),
+                    f"{taken.collection:.1f}",
+                    *_verdict(taken.collection, at_most),
+                ]
+            )
+            figures(
+                [Figure("Worst call", name, max(each[-1] for each in taken.calls.values()), "ms")]
+            )
+    grid(["ms of CPU", *(f"{share:.1%}" for share in SHARES[:-1]), "worst", "bar", ""], rows)
+
+
+def _verdict(value: float, bar: float | None) -> tuple[str, str]:
+    return ("", "") if bar is None else (f"{bar:g}", "ok" if value <= bar else "over")
+
+
+if __name__ == "__main__":
+    main()
