@@ -298,6 +298,11 @@ class Subject:
         return beside(self.plugin, self.options)
 
     @cached_property
+    def in_several_caches(self) -> Run:
+        """The component where there is no suite, built for several caches before any is asked."""
+        return apart(self.plugin, self.options, together=True)
+
+    @cached_property
     def a_day_later(self) -> Run:
         """The same calls once more."""
         with clocks_moved(DAY_S):
@@ -321,6 +326,11 @@ class Subject:
         """The difference between the runs without and beside the suite; None if there is none."""
         here, there = "beside the suite", "in a process without it"
         return self.in_the_suite.difference(self.in_production, here, there)
+
+    @cached_property
+    def confusion(self) -> str | None:
+        """The difference that other caches in its process make; None if there is none."""
+        return self.in_production.difference_by_cache(self.in_several_caches)
 
     @cached_property
     def caprice(self) -> str | None:

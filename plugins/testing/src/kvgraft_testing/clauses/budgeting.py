@@ -244,6 +244,25 @@ def a_resumed_request_fits_the_private_pools(subject: Subject) -> None:
         )
 
 
+@clause(
+    "H7",
+    "A request that resumes is budgeted slots of every private pool that a fresh one takes of.",
+    needs=_budgets_private_slots,
+)
+def a_resumed_request_has_private_slots(subject: Subject) -> None:
+    answers = list(_answers(subject))
+    fresh = {_request(each): each.demand.private for each in answers if not each.query.computed}
+    for each in answers:
+        asked, before = each.demand.private, fresh[_request(each)]
+        expect(
+            all(now or not was for now, was in zip(asked, before)),
+            "H7",
+            subject,
+            f"a fresh request is budgeted private slots {before}, resumed it is {asked}: "
+            f"{each.query}",
+        )
+
+
 def _request(each: Answered) -> tuple[int, int, int]:
     """The part of a query that stays the same while a request is computed."""
     return each.query.page_size, each.query.prompt, each.query.total

@@ -213,21 +213,33 @@ def _copies_states(subject: Subject) -> str | None:
 )
 def a_copied_state_is_its_own(subject: Subject) -> None:
     pool = subject.mount(subject.page_sizes[0]).component.device
+    for sources, targets in (([0], [1]), ([2, 0], [1, 3]), ([4, 1, 5], [2, 3, 0])):
+        if max(*sources, *targets) < pool.capacity:
+            _copy_states(subject, pool, sources, targets)
+
+
+def _copy_states(
+    subject: Subject, pool: DevicePool, sources: list[int], targets: list[int]
+) -> None:
     before = fill(pool, 2)
-    pool.copy_slots((0).to_bytes(SLOT_BYTES, "little"), (1).to_bytes(SLOT_BYTES, "little"))
+    pool.copy_slots(_slots(sources), _slots(targets))
+    others = [slot for slot in range(pool.capacity) if slot not in targets]
+    what = f"slots {sources} copied to {targets}"
     for plane, held in zip(rows(pool), before):
-        expect(
-            bool((plane[1] == held[0]).all()), "M8", subject, "the copy lacks bytes of the state"
-        )
-        expect(bool((plane[2:] == held[2:]).all()), "M8", subject, "the copy wrote to other states")
-        plane[1] ^= 255
-        expect(
-            bool((plane[0] == held[0]).all()),
-            "M8",
-            subject,
-            "writing the copy changed the original",
-        )
-        plane[1] ^= 255
+        for source, target in zip(sources, targets):
+            same = bool((plane[target] == held[source]).all())
+            expect(same, "M8", subject, f"{what}: the copy lacks bytes of the state {source}")
+        same = bool((plane[others] == held[others]).all())
+        expect(same, "M8", subject, f"{what}: the copy wrote to other states")
+        for source, target in zip(sources, targets):
+            plane[target] ^= 255
+            same = bool((plane[source] == held[source]).all())
+            expect(same, "M8", subject, f"{what}: writing the copy changed the original")
+            plane[target] ^= 255
+
+
+def _slots(numbers: list[int]) -> bytes:
+    return b"".join(number.to_bytes(SLOT_BYTES, "little") for number in numbers)
 
 
 def _refuses_copies(subject: Subject) -> str | None:

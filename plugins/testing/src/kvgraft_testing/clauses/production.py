@@ -41,6 +41,12 @@ def it_does_the_same_each_time(subject: Subject) -> None:
         raise ContractViolation("D1", subject.name, subject.caprice)
 
 
+@clause("D1", "Beside caches of other sizes and options it does the same as alone.")
+def a_second_cache_changes_no_answer(subject: Subject) -> None:
+    if subject.confusion is not None:
+        raise ContractViolation("D1", subject.name, subject.confusion)
+
+
 @clause("D1", "It does the same where there is no suite.")
 def it_does_the_same_without_the_suite(subject: Subject) -> None:
     if subject.pretence is not None:

@@ -14,6 +14,7 @@ examples        one run of it, and how it ended; shrinking makes that small
 harness         a call at a time, over leases, steps, donations and rooms
 bench           the cache, the model, and the checks after every call
 brute_force     which boundary, which hits: from the definition, token by token
+defined         numbers that the core derives from its books, against their definitions
 deriving        the model of a component, from its declaration
 admissions      the expected answers and effects of admission
 comparing       requests and pins compared whole
@@ -47,6 +48,7 @@ from kvgraft_testing.machine.keeping import (
     BY_AGE_UNLEARNT,
     BY_NAMESPACE,
     BY_PRIORITY,
+    BY_TERM,
     Keeping,
 )
 from kvgraft_testing.machine.machine import CacheMachine, machine_for
@@ -58,6 +60,7 @@ __all__ = [
     "BY_AGE_UNLEARNT",
     "BY_NAMESPACE",
     "BY_PRIORITY",
+    "BY_TERM",
     "MACHINE_RULES",
     "CacheMachine",
     "Drive",
@@ -78,7 +81,7 @@ __all__ = [
 FOUND = """
     T1 T2 T3 T4 T5 T6 T7 T8 T9 T10 T11 M1 M2 M3 M4 M5 M7 M8 M9 I1 I2 I4 I6 I7 I8 I9 I10 I11 I12
     L1 L2 L3 L6 E1 E2 E3 E4 E6 B1 B3 B4 B6 R1 R2 R5 R6 R7 R8 A1 A3 A5 A6 A7 A8 A9 A10 A11 A12 A13
-    H4 H8 D1 K6 K7 V1 V2 V3 P7
+    H4 H8 D1 K2 K4 K5 K6 K7 V1 V2 V3 P7
 """
 MACHINE_RULES = frozenset(FOUND.split())
 """The rules the machine can find broken, by its own checks or by those of the core."""

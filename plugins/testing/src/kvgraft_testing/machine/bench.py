@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import inf
 from typing import TYPE_CHECKING, TypeVar
 
 from kvgraft.config import WritePolicy
@@ -20,17 +21,18 @@ from kvgraft_testing.machine.checks import (
     check_payloads,
     check_promises,
 )
+from kvgraft_testing.machine.defined import check_levels, check_rights
 from kvgraft_testing.machine.deriving import model_components
 from kvgraft_testing.machine.engines import Point, Submission
 from kvgraft_testing.machine.hooks import HookCall, Hooks
 from kvgraft_testing.machine.judging import HOOK_RULES, Judge, Stopped
 from kvgraft_testing.machine.legality import Pressure, check_losses
-from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.live import Live, Using
 from kvgraft_testing.machine.observing import Snapshot, observe
 from kvgraft_testing.machine.payloads import Payloads
 from kvgraft_testing.machine.predicting import Adopted, Predictor
 from kvgraft_testing.machine.publishing import Publishing
-from kvgraft_testing.machine.recency import Recency
+from kvgraft_testing.machine.recency import Recency, Term
 from kvgraft_testing.machine.reserving import SHARE as RESERVE_SHARE
 from kvgraft_testing.machine.reserving import Reserving
 from kvgraft_testing.machine.resuming import SHARE, Resuming
@@ -51,6 +53,12 @@ T = TypeVar("T")
 SWEEPS = frozenset({"clear", "poll", "drain"})
 """Operations after which cleared data that nobody holds is gone; only the last in small steps."""
 
+MOVES = frozenset({"poll", "move device memory", "move host memory"})
+"""Operations in which slots may move where pools share a budget (K7); others never do."""
+
+READS_CLOCK = frozenset({"begin", "finish", "poll"})
+"""Operations in which the cache reads its clock, for times to live."""
+
 GOES_ON = frozenset({"allocate", "computed"})
 """Operations of a request that runs on and leaves something behind (I9)."""
 
@@ -68,6 +76,7 @@ class Bench:
         pins: the pinned prefixes.
         seen: the cache after the last call.
         calls: the hook calls of the last call.
+        n_calls: calls so far, which are seconds of the cache's clock.
         steps: steps of the model so far.
         waited_in_vain: whether a wait for copies ran out in the last call.
         counts: events by name, for reports.
@@ -80,8 +89,11 @@ class Bench:
         self.trace.call(f"open {sizes} with {', '.join(setup.options)}")
         self.engine = engine_for(setup.device)
         self.hooks = Hooks()
+        self.n_calls = 0
         try:
-            self.cache = open_cache(setup, sizes, self.engine, self.hooks)
+            self.cache = open_cache(
+                setup, sizes, self.engine, self.hooks, clock=lambda: float(self.n_calls)
+            )
         except KvgraftError as error:
             judge.refuse(error, f"open {sizes}")
             raise Stopped from error
@@ -184,6 +196,17 @@ class Bench:
         """When everything computed so far exists."""
         return Point(self.steps)
 
+    def read_clock(self) -> None:
+        """The cache reads its clock."""
+        self.recency.now_s = float(self.n_calls)
+
+    def term(self, namespace: object) -> Term | None:
+        """The term of a request's data from the next call on."""
+        priority, ttl_s = self.setup.keeping.wanted(namespace)
+        if priority is None and ttl_s is None:
+            return None
+        return Term(priority or 0, inf if ttl_s is None else self.n_calls + 1 + ttl_s)
+
     def _submitted(self, submission: Submission) -> None:
         """Copies were handed over; their errors are reported once the call is over."""
         found = self.payloads.misread(submission)
@@ -199,7 +222,7 @@ class Bench:
         inserted: Adopted | None = None,
         uses: Callable[[T], Adopted | None] | None = None,
         acknowledges: bool = False,
-        moves: bool = False,
+        by: Using | None = None,
     ) -> T:
         """Run an operation, then check the books, the changes and every byte.
 
@@ -211,7 +234,7 @@ class Bench:
             uses: called with the result, before the checks, to note uses; it may return the data
                 that the tree must have adopted.
             acknowledges: whether transfers may end meanwhile.
-            moves: whether slots may move because a boundary does (K7); others never do.
+            by: the namespace and the term of what the call uses; None if it uses nothing.
 
         Raises:
             ContractViolation: a rule is broken.
@@ -219,7 +242,10 @@ class Bench:
         """
         before = self.seen
         pressure = pressure if pressure is not None else Pressure()
-        self.recency.settle()
+        self.n_calls += 1
+        self.recency.settle(*by or (None, None))
+        if name in READS_CLOCK:
+            self.read_clock()
         waited = self.engine.time_outs
         result = self._attempt(name, operation)
         self._check_order()
@@ -236,7 +262,7 @@ class Bench:
         if evicts or copies_ahead:
             pressure = replace(pressure, host=dict.fromkeys(self.mirrored))
         check_losses(self.judge, before, after, pressure, self.recency)
-        check_reserved(self.judge, after)
+        self._check_defined(after)
         if copies_ahead:
             failed = self.engine.failed or self.misread or any(call.error for call in self.calls)
             entered = self.reserving.check_filled(before, after, failed=bool(failed))
@@ -250,7 +276,7 @@ class Bench:
             backups_may_end=acknowledges or evicts,
             goes_on=name in GOES_ON,
         )
-        if not moves:
+        if self.cache.arenas is None or name not in MOVES:
             gains.check_moves(self.judge, before, after)
         try:
             self.cache.check_integrity()
@@ -271,6 +297,12 @@ class Bench:
             for (part, tier), pages in after.left_over().items():
                 self.judge.fail("T3", part, f"{name} leaves cleared data on {tier}: {pages}")
         return result
+
+    def _check_defined(self, after: Snapshot) -> None:
+        """Tenants' rights, and priorities and times to live, are as they are defined."""
+        check_reserved(self.judge, after)
+        check_rights(self.judge, self.cache, after)
+        check_levels(self)
 
     def _attempt(self, name: str, operation: Callable[[], T]) -> T:
         """Run an operation; an error of it or of a hook is a broken rule."""

@@ -68,7 +68,7 @@ class Donations:
                 for page in range(max(boundary, live.own.based, 0))
             },
         )
-        result = bench.act(name, operation, pressure=pressure, uses=uses)
+        result = bench.act(name, operation, pressure=pressure, uses=uses, by=live.using)
         if result is not False and deeper:
             publishing.check(live, boundary)
         return result
@@ -133,6 +133,7 @@ class Donations:
             self._share_nothing(live, "finish", self.cache.finish)
             return
         hint = HINTS[live.computed % len(HINTS)]
+        live.term = self.bench.term(live.namespace)
         cached = self._share(
             live,
             boundary,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import hypothesis
@@ -16,6 +13,7 @@ from hypothesis.stateful import run_state_machine_as_test
 from kvgraft.errors import ContractViolation, PluginError
 from kvgraft_testing.machine.constants import constants_of_modules_left_out
 from kvgraft_testing.machine.examples import Example, Failure, Rule
+from kvgraft_testing.machine.fitting import quiet_log
 from kvgraft_testing.machine.machine import machine_for
 from kvgraft_testing.machine.setups import Setup
 from kvgraft_testing.machine.shrinking import shrunk
@@ -115,14 +113,3 @@ def search(machine: type[Example], settings: hypothesis.settings) -> Failure | N
         said = f"the same calls had another outcome: {' '.join(str(flaky).split())}"
         return Failure(ContractViolation("D1", None, said), [], [])
     return None
-
-
-@contextmanager
-def quiet_log() -> Iterator[None]:
-    """Keep the core's log quiet: its messages are findings here."""
-    logger, handler = logging.getLogger("kvgraft"), logging.NullHandler()
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

@@ -128,6 +128,7 @@ class Example(RuleBasedStateMachine):
 
     Attributes:
         setup: the component set; subclasses name it, and the following.
+        variants: the setups of which an example draws one; the first is the set as it is.
         fitting: by how much pools are scaled, per page size the components work with.
         ignored: rules of the contract that are not raised.
         total: counts of all examples of the class.
@@ -141,6 +142,7 @@ class Example(RuleBasedStateMachine):
     """
 
     setup: Setup
+    variants: tuple[Setup, ...]
     fitting: dict[int, int]
     ignored: frozenset[str]
     total: Counter[str]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
 from kvgraft.errors import ConfigError, PluginError, PluginHookError
 from kvgraft.tree.keys import TokenKey
 from kvgraft_testing.machine.judging import as_violation
 from kvgraft_testing.machine.setups import Setup, engine_for, open_cache
 from kvgraft_testing.machine.sizes import Sizes
 
-__all__ = ["LARGER_PAGES", "SCALES", "fitting_sizes"]
+__all__ = ["LARGER_PAGES", "SCALES", "fitting_sizes", "opens", "quiet_log"]
 
 LARGER_PAGES = (8, 16, 32, 64, 128)
 """Page sizes tried if the setup's own are all refused."""
@@ -37,6 +41,35 @@ def fitting_sizes(setup: Setup) -> dict[int, int]:
         if fitting:
             return fitting
     raise refusals[0]
+
+
+def opens(setup: Setup, fitting: Mapping[int, int]) -> bool:
+    """Whether caches of a setup can be opened at sizes that fit a plainer one of its components.
+
+    Tenants need pools of some slots each, and a shared budget needs several pools.
+    """
+    for page_size, scale in fitting.items():
+        sizes = Sizes(page_size, device=9 * scale, host=9 * scale)
+        try:
+            with quiet_log():
+                cache = open_cache(setup, sizes, engine_for(setup.device))
+        except ConfigError:
+            return False
+        cache.close()
+        if cache.arenas is not None and not cache.arenas.by_tier:
+            return False
+    return True
+
+
+@contextmanager
+def quiet_log() -> Iterator[None]:
+    """Keep the core's log quiet: its messages are findings here."""
+    logger, handler = logging.getLogger("kvgraft"), logging.NullHandler()
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 def _scale(setup: Setup, page_size: int, refusals: list[ConfigError | PluginError]) -> int | None:

@@ -132,6 +132,9 @@ class Harness:
         except Exception as error:  # noqa: BLE001 - the core's error is the finding
             self.judge.refuse(error, "explain")
 
+        priority, ttl_s = bench.setup.keeping.wanted(namespace)
+        term = bench.term(namespace)
+
         def lease() -> Request:
             if fork_of is not None:
                 own = tokens[fork_of.request.key.n_tokens :]
@@ -143,7 +146,8 @@ class Harness:
                 resume_at=mark,
                 hint=hint,
                 patience=patience,
-                priority=bench.setup.keeping.priority(namespace),
+                priority=priority,
+                ttl_s=ttl_s,
             )
 
         request = bench.act(
@@ -151,10 +155,11 @@ class Harness:
             lease,
             pressure=self._touched(sequence, limit),
             uses=self._resumed(sequence, before, limit),
+            by=(namespace, term),
         )
         asked = chunk if chunk is not None else len(tokens)
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)
-        live.patience = patience
+        live.patience, live.term = patience, term
         live.steps = self._begun // 2 % 2 == 1
         live.leased(self.model.page_size)
         self._tell_lease(live)
@@ -170,9 +175,16 @@ class Harness:
         self.checkpoint(live)
         self.bench.trace.call(f"fork {live.name}")
         self.bench.counts["forks"] += 1
-        return self.begin(
+        forked = self.begin(
             live.namespace, (*live.tuple, *tail), reserve, live.request.chunk, fork_of=live
         )
+        asked, given = (
+            (each.chunk, each.hint, each.wanted) for each in (live.request, forked.request)
+        )
+        self.judge.expect(
+            given == asked, "T7", None, lambda: f"a fork of {live.name} asks {given}, not {asked}"
+        )
+        return forked
 
     def misuse(self, live: Live) -> None:
         """Its key for another request, and tokens that do not go behind the computed ones (T11).
@@ -242,6 +254,7 @@ class Harness:
             lambda: self.cache.admit(request),
             pressure=self._touched(live.sequence, limit) if crowded else None,
             uses=renewed,
+            by=live.using,
         )
         bench.trace.outcome(str(decision))
         bench.counts[decision.outcome.value] += 1
@@ -297,6 +310,7 @@ class Harness:
             "load back",
             lambda: self.cache.load_back(live.request),
             pressure=Pressure(device=wanted, asks=live.namespace),
+            by=live.using,
         )
         live.loaded = True
         self._check_too_early(live)
@@ -349,6 +363,7 @@ class Harness:
             lambda: self.cache.restart(request),
             pressure=self._touched(live.sequence, limit),
             uses=self._resumed(live.sequence, before, limit),
+            by=live.using,
         )
         live.reserve = request.total - live.prompt
         live.chunk = request.chunk
@@ -399,22 +414,53 @@ class Harness:
         while live.computed < live.prompt and self.prefill(live, None):
             pass
 
-    def decode(self, live: Live, token: int, *, fenced: bool = True) -> bool:
+    def decode(self, live: Live, token: int, *, fenced: bool = True, drafts: int = 0) -> bool:
         """One decode step; within the reservation it always succeeds (A7).
 
-        The last one may leave it to `finish` to name the fence: then it is not `fenced`.
+        The last one may leave it to `finish` to name the fence: then it is not `fenced`. Drafts
+        behind the token are all rejected.
         """
-        self.bench.trace.call(f"decode {token} of {live.name}")
-        within = live.computed < live.prompt + live.reserve
+        said = f" with {drafts} drafts" if drafts else ""
+        self.bench.trace.call(f"decode {token} of {live.name}{said}")
+        within = live.computed + drafts < live.prompt + live.reserve
+        self._extend(live, token)
+        promised_by = "A7" if within else None
+        ran = self.steps.advance(live, 1, promised_by=promised_by, fenced=fenced, drafts=drafts)
+        self.bench.trace.outcome(f"{live.computed} computed" if ran else "refused")
+        return ran
+
+    def _extend(self, live: Live, token: int) -> None:
         if live.computed == len(live.tuple):
             live.tuple = (*live.tuple, token)
             live.request.key.extend([token])
             if live.steps:
                 self.misuse(live)
-        promised_by = "A7" if within else None
-        ran = self.steps.advance(live, 1, promised_by=promised_by, fenced=fenced)
-        self.bench.trace.outcome(f"{live.computed} computed" if ran else "refused")
-        return ran
+
+    def step_together(self, token: int) -> bool:
+        """All decoding requests that can step at once and have slots left do; whether any did."""
+        lives: list[Live] = []
+        for live in self.live:
+            runs = live.admitted and live.loaded and not live.waiting and not live.standing
+            if not runs or not live.prompt <= live.computed < live.prompt + live.reserve:
+                continue
+            if all(self._apart(live, other) for other in lives):
+                lives.append(live)
+        if len(lives) < 2:
+            return False
+        self.bench.trace.call(f"a step of {', '.join(live.name for live in lives)} with {token}")
+        for live in lives:
+            self._extend(live, token)
+        self.steps.together(lives)
+        return True
+
+    def _apart(self, live: Live, other: Live) -> bool:
+        """Whether two requests of a namespace have no pages of their own of the same tokens."""
+        based = min(live.own.based, other.own.based) * self.model.page_size
+        same = (
+            live.tuple[: based + self.model.page_size]
+            == other.tuple[: based + self.model.page_size]
+        )
+        return live.namespace == other.namespace and not live.cleared and not same
 
     def checkpoint(self, live: Live) -> None:
         """Share the data computed so far."""
@@ -475,7 +521,7 @@ class Harness:
         Those that are admitted end at once, so that more of them fit than the large one lets pass
         (A13).
         """
-        line = Line(self.cache, self.judge)
+        line = Line(self.cache, self.judge, self.bench.read_clock)
         self.bench.trace.call(
             f"wait in line: {shown(tokens)} with reserve {large}, and {small} times with reserve 0"
         )

@@ -1,4 +1,6 @@
-"""Orders of eviction that the state machine's model knows: by age, by namespace or priority first.
+"""Orders of eviction that the state machine's model knows.
+
+By age, by namespace or priority first, and with times to live.
 
 `density` goes by age until it has learnt something, which it does not from the machine's short
 sequences; but it ranks windows and states by what their loss costs.
@@ -18,7 +20,15 @@ from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import EvictionPolicy, Hint, Order, Pool, Use, class_of
 from kvgraft.policies.recency import RecencyQueue
 
-__all__ = ["BY_AGE", "BY_AGE_UNLEARNT", "BY_NAMESPACE", "BY_PRIORITY", "HINTS", "Keeping"]
+__all__ = [
+    "BY_AGE",
+    "BY_AGE_UNLEARNT",
+    "BY_NAMESPACE",
+    "BY_PRIORITY",
+    "BY_TERM",
+    "HINTS",
+    "Keeping",
+]
 
 N_RANKS = 3
 
@@ -33,11 +43,18 @@ class Keeping(NamedTuple):
         make: makes the policy.
         rank: of a namespace's data; all of a lower one leaves before any of a higher one.
         priority: that requests in a namespace ask for; None if they ask for none.
+        ttl_s: seconds of the machine's clock, one for each call, after which their data is over;
+            None for never.
     """
 
     make: Callable[[], EvictionPolicy]
     rank: Callable[[object], int]
     priority: Callable[[object], int | None] = lambda namespace: None
+    ttl_s: Callable[[object], float | None] = lambda namespace: None
+
+    def wanted(self, namespace: object) -> tuple[int | None, float | None]:
+        """Priority and time to live of a namespace's requests."""
+        return self.priority(namespace), self.ttl_s(namespace)
 
 
 def _rank(namespace: object) -> int:
@@ -102,3 +119,9 @@ BY_AGE = Keeping(LeastRecentlyUsed, lambda namespace: 0)
 BY_AGE_UNLEARNT = Keeping(Density, lambda namespace: 0)
 BY_NAMESPACE = Keeping(ByNamespace, _rank)
 BY_PRIORITY = Keeping(LeastRecentlyUsed, _rank, lambda namespace: _rank(namespace) - 1)
+BY_TERM = Keeping(
+    LeastRecentlyUsed,
+    lambda namespace: 0,
+    lambda namespace: int(_rank(namespace) == 1),
+    lambda namespace: (None, 9.0, 0.0)[_rank(namespace)],
+)

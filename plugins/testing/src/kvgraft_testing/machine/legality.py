@@ -15,15 +15,15 @@ from dataclasses import dataclass, field, replace
 from kvgraft.errors import ContractViolation
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 from kvgraft_testing.machine.judging import Judge
-from kvgraft_testing.machine.observing import NodeView, Snapshot
-from kvgraft_testing.machine.recency import Recency
-from kvgraft_testing.machine.tenancy import NOBODY, check_taken
+from kvgraft_testing.machine.observing import NOBODY, NodeView, Snapshot
+from kvgraft_testing.machine.recency import LEFT_FIRST, Rank, Recency
+from kvgraft_testing.machine.tenancy import check_taken
 from kvgraft_testing.machine.tiers import TierChange, cut_nodes, vanished
 
 __all__ = ["Pressure", "check_losses", "remaining_victims"]
 
-NEXT = (-1, 0)
-"""The rank of the clean reserve: behind data that was left behind, whose second part is below 0."""
+NEXT = (LEFT_FIRST, 1, 0)
+"""The rank of the clean reserve: behind data that was left behind."""
 
 
 @dataclass
@@ -156,24 +156,25 @@ def _check_losses(
     if not any(devices.lost.values()) and not any(hosts.lost.values()):
         return
     device_short: dict[str, int | None] = {
-        name: None if pressure.delayed else _short(before, name, "device", needed)
+        name: None if pressure.delayed else _short(before, name, "device", needed, pressure.asks)
         for name, needed in pressure.device.items()
-        if needed is None or needed > before.books[name, "device"].free
+        if needed is None or needed > before.room(name, "device", pressure.asks)
     }
     host_short = {
-        name: _short(before, name, "host", needed)
+        name: _short(before, name, "host", needed, pressure.asks)
         for name, needed in pressure.host.items()
         if (name, "host") in before.books
-        and (needed is None or needed > before.books[name, "host"].free)
+        and (needed is None or needed > before.room(name, "host", pressure.asks))
     }
     _Losses(judge, devices, hosts, device_short, pressure, recency).check()
     _Losses(judge, hosts, devices, host_short, pressure, recency).check()
 
 
-def _short(before: Snapshot, name: str, tier: str, needed: int | None) -> int | None:
+def _short(before: Snapshot, name: str, tier: str, needed: int | None, asks: object) -> int | None:
     """Slots that lack at most: a closed slot that is evicted leaves the pool."""
-    books = before.books[name, tier]
-    return None if needed is None else needed - books.free + books.closing
+    if needed is None:
+        return None
+    return needed - before.room(name, tier, asks) + before.books[name, tier].closing
 
 
 class _Losses:
@@ -305,22 +306,22 @@ class _Losses:
     def _older(self, view: NodeView, name: str) -> list[tuple[int, Prefix]]:
         """Victims that were kept though they were to leave before the node, and their last use."""
         tier, component = self.tier, self.tier.parts[name]
-        rank, page = self.recency.rank, view.pages[-1]
+        page = view.pages[-1]
         tenant = tier.before.tenant_of(page[0])
-        used = rank(page, self.recency.certain(component, tier.tier, tier.cells_of(view, name)))
+        rank = self.recency.earliest(component, tier.tier, tier.cells_of(view, name))
         on_device = tier.tier == "device"
         if on_device and page in tier.before.held[name].reserved:
-            used = NEXT
+            rank = NEXT
         if page in self.doubles[name]:
             return []
-        latest = [
+        found = [
             (self.recency.latest(component, tier.cells_of(other, name)), other.pages[-1])
             for other in self.kept[name]
             if other.pages[-1] not in self.pressure.passing
             and not isinstance(other.pages[-1][0], Gone)
             and tier.before.tenant_of(other.pages[-1][0]) == tenant
+            and self._rank(component, other) < rank
         ]
-        found = [each for each in latest if self._rank(name, *each) < used]
         found += [(0, other) for other in self._kept_doubles(name)]
         return sorted(found, key=lambda each: each[0])
 
@@ -339,16 +340,18 @@ class _Losses:
             and not isinstance(page[0], Gone)
         ]
 
-    def _rank(self, name: str, used: int, page: Prefix) -> tuple[int, int]:
+    def _rank(self, component: ModelComponent, view: NodeView) -> Rank:
         """When kept data was to leave; the clean reserve goes first, but for data left behind."""
+        name, tier, page = component.name, self.tier, view.pages[-1]
+        rank = self.recency.last(component, tier.tier, tier.cells_of(view, name))
         if (
-            self.tier.tier == "device"
-            and used >= 0
+            tier.tier == "device"
+            and rank[-1] >= 0
             and self.recency.is_next(name, page)
-            and page in self.tier.after.held[name].reserved
+            and page in tier.after.held[name].reserved
         ):
             return NEXT
-        return self.recency.rank(page, used)
+        return rank
 
     def _unexplained(self, view: NodeView, possible: list[str], losers: list[str]) -> None:
         """Say which rule does not allow the loss."""

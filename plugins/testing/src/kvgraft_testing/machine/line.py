@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvgraft.admission import Outcome
@@ -32,11 +33,13 @@ class Line:
     Args:
         cache: admits them; an admitted request ends at once.
         judge: raises broken rules.
+        begins: called before every request that begins.
     """
 
-    def __init__(self, cache: Cache, judge: Judge) -> None:
+    def __init__(self, cache: Cache, judge: Judge, begins: Callable[[], object]) -> None:
         self.cache = cache
         self.judge = judge
+        self.begins = begins
         self.queue: WaitingQueue[_Waiting] = WaitingQueue(LOOKAHEAD, MAX_OVERTAKEN)
         self.waiting: list[_Waiting] = []
         self._joined = 0
@@ -69,6 +72,7 @@ class Line:
 
     def _tried(self, one: _Waiting) -> bool:
         """Whether a request left the line."""
+        self.begins()
         request = self.cache.begin(TokenKey(one.tokens), reserve=one.reserve)
         outcome = self.cache.admit(request).outcome
         self.cache.abort(request)

@@ -9,9 +9,13 @@ from dataclasses import dataclass, field
 from kvgraft.requests.request import Request
 from kvgraft.types import MatchView, PointKind
 from kvgraft_testing.machine.brute_force import Gone, Prefix
+from kvgraft_testing.machine.recency import Term
 from kvgraft_testing.machine.resuming import Progress
 
-__all__ = ["Live"]
+__all__ = ["Live", "Using"]
+
+Using = tuple[object, Term | None]
+"""The namespace and the term of data that a call uses."""
 
 Points = set[tuple[int, PointKind]]
 """Resume points, as boundary and kind."""
@@ -45,6 +49,7 @@ class Live:
         locked: per component that asked for it, pages pinned besides its reach that a load-back
             brings as well.
         views: the views of its match given to components' hooks.
+        term: how long its data is kept.
     """
 
     name: str
@@ -74,6 +79,7 @@ class Live:
     tracked: int = 0
     locked: dict[str, set[int]] = field(default_factory=dict)
     views: list[MatchView] = field(default_factory=list)
+    term: Term | None = None
 
     @property
     def cleared(self) -> bool:
@@ -84,6 +90,11 @@ class Live:
         """It is matched again, in its namespace as that is now."""
         if isinstance(self.namespace, Gone):
             self.namespace = self.namespace.namespace
+
+    @property
+    def using(self) -> Using:
+        """The namespace and the term of what its calls use."""
+        return self.namespace, self.term
 
     @property
     def sequence(self) -> Prefix:

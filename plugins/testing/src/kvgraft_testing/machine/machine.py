@@ -12,7 +12,7 @@ from kvgraft.config import LoadModel, WritePolicy
 from kvgraft.types import Tier
 from kvgraft_testing.machine.engines import Wait
 from kvgraft_testing.machine.examples import Impossible, picked, unless_over
-from kvgraft_testing.machine.fitting import fitting_sizes
+from kvgraft_testing.machine.fitting import fitting_sizes, opens
 from kvgraft_testing.machine.harness import Harness
 from kvgraft_testing.machine.picking import (
     LONGEST,
@@ -26,12 +26,13 @@ from kvgraft_testing.machine.picking import (
     tails,
 )
 from kvgraft_testing.machine.scenes import Scenes
-from kvgraft_testing.machine.setups import Setup
+from kvgraft_testing.machine.setups import Setup, drawn_setups
 from kvgraft_testing.machine.sizes import Sizes
 
 __all__ = ["CacheMachine", "machine_for"]
 
 page_sizes = st.runner().flatmap(lambda machine: st.sampled_from(tuple(machine.fitting)))
+variants = st.runner().flatmap(lambda machine: st.integers(0, len(machine.variants) - 1))
 
 
 class CacheMachine(Scenes):
@@ -45,9 +46,10 @@ class CacheMachine(Scenes):
         host=st.sampled_from((9, 14, 20)),
         cut_tokens=st.sampled_from((0, 0, 5)),
         decode_tokens=st.sampled_from((0, 0, 5)),
+        variant=variants,
     )
     @unless_over
-    def open(
+    def open(  # noqa: PLR0913, PLR0917 - drawn by name
         self,
         page_size: int,
         policy: WritePolicy,
@@ -56,6 +58,7 @@ class CacheMachine(Scenes):
         host: int,
         cut_tokens: int = 0,
         decode_tokens: int = 0,
+        variant: int = 0,
     ) -> None:
         scale = self.fitting[page_size]
         sizes = Sizes(
@@ -67,7 +70,7 @@ class CacheMachine(Scenes):
             cut_tokens,
             decode_tokens=decode_tokens,
         )
-        self.harness = Harness(self.setup, sizes, self.judge)
+        self.harness = Harness(self.variants[variant], sizes, self.judge)
 
     # -- requests
 
@@ -207,14 +210,31 @@ class CacheMachine(Scenes):
             self.harness.prefill_all(live)
 
     @has("decoding")
-    @rule(index=picks, tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4))
+    @rule(
+        index=picks,
+        tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4),
+        drafts=st.sampled_from((0, 0, 1, 3)),
+    )
     @unless_over
-    def decode(self, index: int, tokens: list[int]) -> None:
+    def decode(self, index: int, tokens: list[int], drafts: int = 0) -> None:
+        """Where there is no room for drafts they are left out."""
         live = self._pick("decoding", index)
         for token in tokens:
-            if not self.harness.decode(live, token):
+            ran = self.harness.decode(live, token, drafts=drafts)
+            if not ran and not (drafts and self.harness.decode(live, token)):
                 self.harness.finish(live)
                 return
+
+    @has("decoding")
+    @rule(tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=3))
+    @unless_over
+    def step_together(self, tokens: list[int]) -> None:
+        """All that decode take tokens in one step."""
+        first, *others = tokens
+        if not self.harness.step_together(first):
+            raise Impossible
+        for token in others:
+            self.harness.step_together(token)
 
     @has("admitted")
     @rule(index=picks)
@@ -313,10 +333,9 @@ class CacheMachine(Scenes):
         deferred = [each for each in self.harness.live if each.deferred]
         self.harness.quiesce(picked(deferred, index), finish=finish, polls=polls)
 
+    # -- boundaries between pools that share a budget (K7)
 
-class MovingMachine(CacheMachine):
-    """The same while boundaries between pools move (K7)."""
-
+    @precondition(lambda self: not self.over and self.harness.cache.arenas is not None)
     @rule(
         giver=picks,
         taker=picks,
@@ -347,12 +366,13 @@ def machine_for(setup: Setup, ignored: frozenset[str] = frozenset()) -> type[Cac
         ConfigError: the components work together with none of the sizes.
         PluginError: a component refuses its options for all sizes.
     """
+    fitting = fitting_sizes(setup)
     body: dict[str, Any] = {
         "setup": setup,
-        "fitting": fitting_sizes(setup),
+        "fitting": fitting,
+        "variants": tuple(each for each in drawn_setups(setup) if opens(each, fitting)),
         "ignored": ignored,
         "total": Counter(),
         "failures": [],
     }
-    kind = MovingMachine if setup.shared else CacheMachine
-    return type(f"CacheMachine_{setup.name}", (kind,), body)
+    return type(f"CacheMachine_{setup.name}", (CacheMachine,), body)

@@ -18,7 +18,14 @@ from kvgraft.tree.tenants import TenantLedger
 from kvgraft.types import Tier
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 
-__all__ = ["Books", "Held", "NodeView", "Share", "Snapshot", "observe"]
+__all__ = ["NOBODY", "Books", "Held", "NodeView", "Share", "Snapshot", "observe"]
+
+
+class _Nobody(NamedTuple):
+    """Stands for the namespace of an operation that is nobody's request."""
+
+
+NOBODY = _Nobody()
 
 
 class Books(NamedTuple):
@@ -43,6 +50,7 @@ class Share(NamedTuple):
         guarantee, limit: as its settings say.
         used: its slots.
         leaving: those on their way out.
+        cached: those of data in the tree.
         committed: slots that its requests, pins and transfers hold, and those that are promised.
     """
 
@@ -50,6 +58,7 @@ class Share(NamedTuple):
     limit: int
     used: int
     leaving: int
+    cached: int
     committed: int
 
     @property
@@ -86,6 +95,8 @@ class Held:
         backing_up: pages for which HOST slots are reserved; DEVICE may have given them up already.
         device_pinned, host_pinned: pages somebody pins, data or not.
         reserved: pages in the clean reserve, with their node's place in it.
+        levels: the level of DEVICE data by the last page of its node; none while there are no
+            priorities and no times to live.
     """
 
     device: dict[Prefix, tuple[int, ...]] = field(default_factory=dict)
@@ -95,6 +106,7 @@ class Held:
     device_pinned: set[Prefix] = field(default_factory=set)
     host_pinned: set[Prefix] = field(default_factory=set)
     reserved: dict[Prefix, int] = field(default_factory=dict)
+    levels: dict[Prefix, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -127,6 +139,14 @@ class Snapshot:
         mine = self.tenant_of(namespace)
         others = sum(each.claim for at, each in enumerate(shares) if at != mine)
         return min(books.capacity - others, shares[mine].limit) - shares[mine].committed
+
+    def room(self, name: str, tier: str, namespace: object) -> int:
+        """Slots that a request of a namespace can take without an eviction (K5)."""
+        shares, free = self.shares.get((name, tier)), self.books[name, tier].free
+        if not shares or namespace is NOBODY:
+            return free
+        mine = shares[self.tenant_of(namespace)]
+        return min(free, mine.limit - mine.used)
 
     def may_take(self, name: str, tier: str, namespace: object, other: object) -> bool:
         """Whether data of another namespace may leave for a request's (K4)."""
@@ -253,6 +273,8 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
             if cell.incoming is not None:
                 to_host = cell.incoming.to_host
                 (mine.backing_up if to_host else mine.arriving).update(pages)
+            if cache.tree.lifetimes is not None and cell.device is not None:
+                mine.levels[view.pages[-1]] = cache.tree.level(cell.stamp)
             place = places[component.name].get(id(node))
             if place is not None:
                 mine.reserved.update(dict.fromkeys(pages, place))
@@ -268,7 +290,27 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
                 books[name, tier] = Books(
                     ledger.capacity, ledger.free, ledger.evictable, ledger.promised, closing
                 )
-    return Snapshot(held, nodes, books, _shares(cache), cache.tree.tenant_of)
+    return Snapshot(held, nodes, books, _shares(cache), tenants_of(cache.config.tenants))
+
+
+def tenants_of(settings: Mapping[str, TenantSettings]) -> Callable[[object], int]:
+    """The tenant of a namespace, by its place: named, or by the longest beginning, or the others.
+
+    The core knows one that is named `default`, last where the settings do not name it.
+    """
+    names = [*settings] if "default" in settings else [*settings, "default"]
+
+    def tenant(namespace: object) -> int:
+        begun: list[tuple[int, int]] = []
+        for at, name in enumerate(names):
+            each = settings.get(name, TenantSettings())
+            if any(namespace == its and hash(namespace) == hash(its) for its in each.namespaces):
+                return at
+            if isinstance(namespace, str):
+                begun += [(len(its), at) for its in each.prefixes if namespace.startswith(its)]
+        return max(begun)[1] if begun else names.index("default")
+
+    return tenant
 
 
 def _shares(cache: Cache) -> dict[tuple[str, str], tuple[Share, ...]]:
@@ -292,4 +334,6 @@ def _share(cache: Cache, component: TreeComponent, part: Ledger) -> Share:
         for share in (on_device if part.tier is Tier.DEVICE else settings.on_host)
     )
     held = part.pinned + part.private + part.in_flight
-    return Share(guarantee, limit, held + part.evictable, part.leaving, held + part.promised)
+    cached = part.evictable + part.pinned
+    used, committed = held + part.evictable, held + part.promised
+    return Share(guarantee, limit, used, part.leaving, cached, committed)

@@ -17,6 +17,7 @@ __all__ = [
     "LONGEST",
     "MOST_REQUESTS",
     "NAMESPACES",
+    "SHARING",
     "STEMS",
     "Picking",
     "chunks",
@@ -41,6 +42,9 @@ STEMS = (
 
 NAMESPACES = (None, "tenant", "", 0, "0", b"", "None", ())
 """Different ones by `==`, among them falsy ones and some of equal text (T11)."""
+
+SHARING = (None, "tenant", "", 0, "the rest")
+"""Namespaces that have tenants, priorities and times to live of their own where such are drawn."""
 
 picks = st.integers(0, 63)
 tails = st.lists(st.sampled_from((1, 2)), max_size=4).map(tuple)

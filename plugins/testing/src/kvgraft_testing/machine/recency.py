@@ -2,16 +2,43 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping
+from math import inf
+from typing import NamedTuple
 
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 from kvgraft_testing.machine.keeping import BY_AGE, Keeping
 from kvgraft_testing.machine.observing import NodeView, Snapshot
 
-__all__ = ["Recency"]
+__all__ = ["LEFT_FIRST", "Rank", "Recency", "Term"]
+
+Rank = tuple[float, int, int]
+"""When data is to leave, the lowest first: its level, the policy's order, its last use."""
+
+LEFT_FIRST = -inf
+"""The level of data that was left behind."""
+
+EXPIRED = -1000.0
+"""The level of data whose time is over."""
 
 LEFT = 1 << 40
 """Taken off the clock for left-behind data: before everything else, oldest first."""
+
+MOST_TERMS = 400
+"""Terms that are kept of each namespace; an example has fewer."""
+
+
+class Term(NamedTuple):
+    """How long the data of a request's uses is kept.
+
+    Attributes:
+        priority: of a lower one leaves first.
+        until_s: its time is over then, in seconds of the machine's clock.
+    """
+
+    priority: int = 0
+    until_s: float = inf
 
 
 class Recency:
@@ -27,6 +54,10 @@ class Recency:
         self.model = model
         self.keeping = keeping
         self.clock = 0
+        self.now_s = self.was_s = 0.0
+        """The clock as the cache read it last, by the end of this operation and before it."""
+        self._terms: dict[object, deque[tuple[int, Term]]] = {}
+        """By namespace, the terms of its data's uses and the clock from which on they held."""
         self.used: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
         self.known: dict[tuple[str, str], dict[Prefix, int]] = {
             (each.name, tier): {} for each in model.components for tier in ("device", "host")
@@ -35,9 +66,16 @@ class Recency:
         self.reserved: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
         """Pages in the clean reserve, with their last use when they came there."""
 
-    def settle(self) -> None:
-        """An operation begins: from here on its own uses are told from earlier ones."""
+    def settle(self, namespace: object, term: Term | None) -> None:
+        """An operation begins: from here on its own uses are told from earlier ones.
+
+        What it uses has the term of the request that it is about, which is of that namespace.
+        """
         self._before.clear()
+        self.was_s = self.now_s
+        if term is not None:
+            self.clock += 1
+            self._terms.setdefault(namespace, deque(maxlen=MOST_TERMS)).append((self.clock, term))
 
     def cleared(self, gone: Mapping[object, Gone]) -> None:
         """Namespaces were cleared: what is used there from now on is used for the first time."""
@@ -127,9 +165,30 @@ class Recency:
                         break
                     self._note(name, tier, page)
 
-    def rank(self, page: Prefix, used: int) -> tuple[int, int]:
-        """When data with that last use is to leave; what was left behind goes before all (I9)."""
-        return (-1 if used < 0 else self.keeping.rank(page[0])), used
+    def earliest(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> Rank:
+        """The lowest rank that a cell may have; left-behind data goes before all (I9)."""
+        first = self.certain(component, tier, pages)
+        levels = self._levels(pages[-1], first, self.latest(component, pages), self.now_s)
+        return self._rank(pages[-1], min(levels), first)
+
+    def last(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> Rank:
+        """The highest."""
+        last = self.latest(component, pages)
+        levels = self._levels(pages[-1], self.certain(component, tier, pages), last, self.was_s)
+        return self._rank(pages[-1], max(levels), last)
+
+    def _rank(self, page: Prefix, level: float, used: int) -> Rank:
+        if used < 0:
+            return LEFT_FIRST, 0, used
+        return level, 0 if level == EXPIRED else self.keeping.rank(page[0]), used
+
+    def _levels(self, page: Prefix, first: int, last: int, now_s: float) -> list[float]:
+        """The levels that data has by some time whose last use is one from `first` to `last`."""
+        there = self._terms.get(page[0], ())
+        until = [(at, term) for at, term in there if at <= max(first, last)]
+        begun = [at for at, _ in until if at <= first]
+        found = [_level(term, now_s) for at, term in until if not begun or at >= begun[-1]]
+        return found if begun else [0, *found]
 
     def is_next(self, name: str, page: Prefix) -> bool:
         """Whether data is in the clean reserve, and was not used since it came there."""
@@ -145,3 +204,8 @@ class Recency:
         name = component.name
         known = self.known[name, tier]
         return max(self._before.get((name, tier, page), known.get(page, 0)) for page in pages)
+
+
+def _level(term: Term, now_s: float) -> float:
+    """The level of data with a term by some time."""
+    return EXPIRED if term.until_s <= now_s else term.priority

@@ -71,15 +71,13 @@ class Reserving:
         held = after.held[name]
         for view in entered:
             page = view.pages[-1]
-            first = recency.rank(
-                page, recency.certain(component, "device", tier.cells_of(view, name))
-            )
+            first = recency.earliest(component, "device", tier.cells_of(view, name))
             for other in tier.candidates(name):
                 last = other.pages[-1]
                 if last in held.reserved or last not in held.device:
                     continue
-                used = recency.latest(component, tier.cells_of(other, name))
-                if used >= 0 and recency.rank(last, used) < first:
+                rank = recency.last(component, "device", tier.cells_of(other, name))
+                if rank[-1] >= 0 and rank < first:
                     self.judge.fail(
                         "T7", name, f"{page} is taken into the clean reserve before {last}"
                     )

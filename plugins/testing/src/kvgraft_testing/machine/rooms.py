@@ -28,7 +28,6 @@ class Rooms:
             self.cache.poll,
             pressure=self._moving(),
             acknowledges=True,
-            moves=self.cache.arenas is not None,
         )
         self.bench.trace.outcome(f"{ended} transfers ended")
 
@@ -56,7 +55,6 @@ class Rooms:
             f"move {tier.value} memory",
             lambda: self.cache.move_memory(source, target, tier),
             pressure=self._moving(),
-            moves=True,
         )
         bench.trace.outcome("it moves" if moves else "refused")
         bench.counts["boundaries moved"] += moves

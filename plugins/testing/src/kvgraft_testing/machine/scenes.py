@@ -11,6 +11,7 @@ from kvgraft_testing.machine.live import Live
 from kvgraft_testing.machine.picking import (
     MOST_REQUESTS,
     NAMESPACES,
+    SHARING,
     STEMS,
     Picking,
     chunks,
@@ -22,6 +23,9 @@ from kvgraft_testing.machine.picking import (
 )
 
 __all__ = ["Scenes"]
+
+TURNS = ("prefill", "prefill", "decode", "decode", "decode", "checkpoint", "checkpoint", "finish")
+"""Calls about one of two twins."""
 
 
 class Scenes(Picking):
@@ -183,6 +187,48 @@ class Scenes(Picking):
             harness.finish(twin)
         harness.rooms.step_all()
 
+    @has_scene()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        length=st.integers(0, 8),
+        own=st.integers(0, 2),
+        chunk=chunks,
+        calls=st.lists(
+            st.tuples(st.booleans(), st.sampled_from(TURNS)), min_size=5, max_size=14
+        ).map(tuple),
+    )
+    @unless_over
+    def twins(
+        self,
+        stem: tuple[int, ...],
+        length: int,
+        own: int,
+        chunk: int | None,
+        calls: tuple[tuple[bool, str], ...],
+    ) -> None:
+        """Two requests over one prompt begin together, and go on in turns.
+
+        One shares, leaves behind or ends what the other has, too, and both decode the same.
+        """
+        self.scenes += 1
+        harness = self.harness
+        self._make_place(2)
+        tokens = self._grown(stem[:length]) + harness.unseen(own * harness.model.page_size)
+        both = [self._begin(None, tokens, 6, each) for each in (None, chunk)]
+        for live in both:
+            self._along(live, 2)
+        harness.rooms.step_all()
+        for which, call in calls:
+            live = both[which]
+            if live not in harness.live or not live.admitted or live.waiting:
+                continue
+            if call not in ("prefill", "decode"):
+                getattr(harness, call)(live)
+            elif live.computed < live.prompt:
+                harness.prefill(live, None)
+            elif live.computed < live.prompt + live.reserve:
+                harness.decode(live, 1)
+
     @has_scene(of_ended=True)
     @rule(index=picks, shared=st.booleans())
     @unless_over
@@ -263,6 +309,37 @@ class Scenes(Picking):
         for live in others:
             if live in harness.live and not live.admitted:
                 self._along(live, 3)
+
+    @has_scene()
+    @rule(
+        namespaces=st.lists(st.sampled_from(SHARING), min_size=3, max_size=6).map(tuple),
+        share=st.integers(2, 5),
+        often=st.booleans(),
+    )
+    @unless_over
+    def fill_up(
+        self,
+        namespaces: tuple[object, ...],
+        share: int,
+        often: bool,  # noqa: FBT001 - drawn by name
+    ) -> None:
+        """Sequences of some namespaces fill the pools, so that each takes room of those before.
+
+        Shows who gives up data, for whom and how much (K4, K5), and in which order (T7).
+        """
+        self.scenes += 1
+        harness, size = self.harness, self.harness.model.page_size
+        self._make_place(2)
+        n_pages = max(1, harness.bench.sizes.device // share)
+        first = harness.unseen(n_pages * size)
+        for at, namespace in enumerate(namespaces):
+            self._compute(
+                namespace, harness.unseen(max(1, n_pages - at % 2) * size) if at else first
+            )
+            if often:
+                harness.rooms.step_all()
+            if often and at % 2:
+                self._compute(namespaces[0], first)
 
     @has_scene()
     @rule(stem=st.sampled_from(STEMS), large=st.integers(4, 60), small=st.integers(1, 6))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvgraft.assembly import parts_of, planned_nbytes
@@ -21,11 +21,11 @@ from kvgraft_testing.machine.components import (
 )
 from kvgraft_testing.machine.engines import PromptedTransferEngine
 from kvgraft_testing.machine.hooks import Hooks
-from kvgraft_testing.machine.keeping import BY_AGE, Keeping
+from kvgraft_testing.machine.keeping import BY_AGE, BY_PRIORITY, BY_TERM, Keeping
 from kvgraft_testing.machine.sizes import Options, Sizes
 from kvgraft_testing.machine.streams import PromptedStreamEngine
 
-__all__ = ["Setup", "engine_for", "open_cache", "setup_for", "setups_for"]
+__all__ = ["Setup", "drawn_setups", "engine_for", "open_cache", "setup_for", "setups_for"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,8 @@ class Setup:
         device: the name of the caches' device: `"cpu"`, `"simulated"`, or one that torch has.
         sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
             usual, more than such a tree has.
+        drawn: whether each example draws what this leaves as it is: tenants, a shared budget,
+            priorities and times to live (`drawn_setups`).
     """
 
     name: str
@@ -54,6 +56,39 @@ class Setup:
     tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     device: str = "cpu"
     sweep_steps: int | None = None
+    drawn: bool = False
+
+
+TENANTS: Mapping[str, Mapping[str, Any]] = {
+    "a": {"namespaces": ["tenant"], "guarantee": 0.4, "weight": 2},
+    "default": {"guarantee": 0.3},
+}
+"""Two tenants, one of them for a weight."""
+
+LIMITED: Mapping[str, Mapping[str, Any]] = {
+    "a": {"prefixes": ["t"], "guarantee": 0.2, "limit": 0.6, "weight": 0.5},
+    "b": {"prefixes": ["tenant"], "limit": 0.7, "host_limit": 0.5},
+    "c": {"namespaces": ["", 0], "guarantee": 0.2},
+}
+"""Tenants that are told apart by the beginning of their namespaces' names, some with a limit."""
+
+DRAWN: tuple[Mapping[str, Any], ...] = (
+    {},
+    {"tenants": TENANTS},
+    {"keeping": BY_TERM},
+    {"shared": True, "sweep_steps": 3},
+    {"keeping": BY_PRIORITY, "sweep_steps": 3},
+    {"tenants": LIMITED, "keeping": BY_TERM},
+    {"shared": True, "keeping": BY_PRIORITY},
+)
+"""What examples draw beside the components."""
+
+
+def drawn_setups(setup: Setup) -> tuple[Setup, ...]:
+    """The setups of which an example draws one: itself, or those of `DRAWN`."""
+    if not setup.drawn:
+        return (setup,)
+    return tuple(replace(setup, **changed) for changed in DRAWN)
 
 
 def setup_for(
@@ -103,7 +138,7 @@ def setups_for(
         window = narrow_window()
     companies = [(everything,), (window, state), (everything, window, state)]
     return [
-        setup_for([loaded], {loaded.name: options or {}}, company)
+        replace(setup_for([loaded], {loaded.name: options or {}}, company), drawn=True)
         for company in ([(), *companies] if alone else companies)
     ]
 
@@ -124,7 +159,11 @@ PIN_SHARE = 0.5
 
 
 def open_cache(
-    setup: Setup, sizes: Sizes, engine: TransferEngine, hooks: Hooks | None = None
+    setup: Setup,
+    sizes: Sizes,
+    engine: TransferEngine,
+    hooks: Hooks | None = None,
+    clock: Callable[[], float] | None = None,
 ) -> Cache:
     """A cache of the setup's components.
 
@@ -133,6 +172,7 @@ def open_cache(
         sizes: page size, policy and pools.
         engine: runs the copies.
         hooks: notes the hook calls; nobody does by default.
+        clock: of its times to live; by default the machine's.
 
     Raises:
         ConfigError: a component that is not installed, or sizes that cannot work.
@@ -164,7 +204,7 @@ def open_cache(
     parts.policy = setup.keeping.make()
     if isinstance(engine, PromptedTransferEngine) and engine.runtime is not None:
         parts.runtime = engine.runtime
-    return Cache(config, plugins=plugins, transfers=engine, parts=parts)
+    return Cache(config, plugins=plugins, transfers=engine, parts=parts, clock=clock)
 
 
 def _sharing(config: CacheConfig, plugins: Sequence[Plugin]) -> CacheConfig:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from kvgraft.requests.stepping import Step
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
@@ -11,6 +13,7 @@ from kvgraft_testing.machine.legality import Pressure
 from kvgraft_testing.machine.live import Live
 from kvgraft_testing.machine.observing import Snapshot
 from kvgraft_testing.machine.predicting import Adopted
+from kvgraft_testing.machine.publishing import Tables
 from kvgraft_testing.machine.trace import demanded
 
 __all__ = ["Steps"]
@@ -28,22 +31,89 @@ class Steps:
         self.publishing = bench.publishing
 
     def advance(
-        self, live: Live, n_tokens: int, *, promised_by: str | None, fenced: bool = True
+        self,
+        live: Live,
+        n_tokens: int,
+        *,
+        promised_by: str | None,
+        fenced: bool = True,
+        drafts: int = 0,
     ) -> bool:
         """Allocate, read the step's inputs, write its results; False if refused.
 
         `promised_by` is the rule that says there is room; None where there need not be. Where it
-        is not `fenced`, the request ends or is shared at once, which names the fence (B4).
+        is not `fenced`, the request ends or is shared at once, which names the fence (B4). There
+        are slots for so many `drafts`, too, all of which are rejected.
         """
-        bench, size, request = self.bench, self.model.page_size, live.request
-        pages = -(-(live.computed + n_tokens) // size) - request.allocated
-        first = request.allocated
+        if not self._open(live, n_tokens + drafts, promised_by):
+            return False
+        self.go_on(live, n_tokens, fenced=fenced)
+        return True
+
+    def go_on(self, live: Live, n_tokens: int, *, fenced: bool = True) -> None:
+        """The model computes tokens for which there are slots."""
+        live.started = True
+        self.bench.steps += 1
+        self._read(live)
+        self._write(live, live.computed + n_tokens)
+        self._computed(live, n_tokens, self.bench.fence if fenced else None)
+
+    def together(self, lives: list[Live]) -> None:
+        """One step gives all of some decoding requests slots for a token, as they are promised.
+
+        They have no pages in common but those of the tree, and are of one namespace.
+        """
+        bench = self.bench
+        before, wanted = bench.seen, Counter[str]()
+        tables = {live.name: self.publishing.tables(live) for live in lives}
+        firsts = {live.name: live.request.allocated for live in lives}
+        skipped = self.publishing.skipped
+        for live in lives:
+            wanted.update(self._wanted(live, 1))
+        host: dict[str, int | None] = {
+            each.name: wanted[each.name] for each in bench.paged if each.home_is_host
+        }
+
+        def opened(step: Step) -> Adopted:
+            taken: Adopted = {each.name: {} for each in self.model.components}
+            for live in lives:
+                adopted = self._opened(live, before, tables[live.name], firsts[live.name], skipped)
+                for name, pages in (adopted or {}).items():
+                    taken[name].update(pages)
+            return taken
+
+        step = bench.act(
+            "allocate",
+            lambda: self.cache.step([live.request for live in lives], n_tokens=1, n_computed=0),
+            pressure=Pressure(device=wanted, host=host, asks=lives[0].namespace),
+            uses=opened,
+            by=lives[0].using,
+        )
+        bench.counts["steps of several"] += 1
+        if step.refused:
+            said = f"a step refused {len(step.refused)} of {len(lives)} requests with slots left"
+            self.judge.fail("A7", None, said)
+            return
+        for at, live in enumerate(lives):
+            self._check_step(live, step, 1, at)
+        for live in lives:
+            self.go_on(live, 1)
+
+    def _wanted(self, live: Live, n_tokens: int) -> dict[str, int]:
+        """Slots that a request takes for its next tokens, states included."""
+        bench, size, first = self.bench, self.model.page_size, live.request.allocated
+        end = max(first, -(-(live.computed + n_tokens) // size))
         wanted = {
-            each.name: each.stored_pages(first, first + pages, size) * each.slots_per_page
+            each.name: each.stored_pages(first, end, size) * each.slots_per_page
             for each in bench.paged
         }
         # The live state at first; later the copy of a state that is due to be kept.
-        wanted |= {each.name: 1 for each in bench.states}
+        return wanted | {each.name: 1 for each in bench.states}
+
+    def _open(self, live: Live, n_tokens: int, promised_by: str | None) -> bool:
+        """Slots for the next tokens; whether there are."""
+        bench, request = self.bench, live.request
+        first, wanted = request.allocated, self._wanted(live, n_tokens)
         host: dict[str, int | None] = {
             each.name: wanted[each.name] for each in bench.paged if each.home_is_host
         }
@@ -59,44 +129,44 @@ class Steps:
                 self.judge.fail(promised_by, None, said)
             bench.counts["beyond reservation refused"] += 1
             check_unchanged(self.judge, "A5", standing, request, live.name)
-            return False
-        live.started = True
-        bench.steps += 1
-        self._read(live)
-        self._write(live, live.computed + n_tokens)
-        self._computed(live, n_tokens, bench.fence if fenced else None)
-        return True
+        return given
 
     def _allocate(self, live: Live, n_tokens: int, pressure: Pressure, first: int) -> bool:
         """Slots for the next tokens, from page `first` on; states kept go to the tree (I10)."""
-        bench, own, request = self.bench, live.own, live.request
+        bench, own = self.bench, live.own
         before, tables = bench.seen, self.publishing.tables(live)
         skipped = self.publishing.skipped
 
         def opened(given: object) -> Adopted | None:
             if given is None:
                 return None
-            adopted = self.publishing.went(live, before, tables, made_room=True)
             if not given:
-                return adopted
-            for each in bench.paged:
-                new = range(first, request.allocated)
-                size = self.model.page_size
-                own.private[each.name] |= {
-                    page for page in new if each.stored_pages(page, page + 1, size)
-                }
-            self.publishing.settle(live, before, skipped)
-            return adopted
+                return self.publishing.went(live, before, tables, made_room=True)
+            return self._opened(live, before, tables, first, skipped)
 
         given = bench.act(
             "allocate",
             lambda: self._slots(live, n_tokens),
             pressure=pressure,
             uses=opened,
+            by=live.using,
         )
         if bench.resuming.matters:
             self.publishing.check(live, own.based)
         return given
+
+    def _opened(
+        self, live: Live, before: Snapshot, tables: Tables, first: int, skipped: int
+    ) -> Adopted | None:
+        """A request has slots from page `first` on; what it left for them."""
+        adopted = self.publishing.went(live, before, tables, made_room=True)
+        size, new = self.model.page_size, range(first, live.request.allocated)
+        for each in self.bench.paged:
+            live.own.private[each.name] |= {
+                page for page in new if each.stored_pages(page, page + 1, size)
+            }
+        self.publishing.settle(live, before, skipped)
+        return adopted
 
     def _computed(self, live: Live, n_tokens: int, fence: Point | None) -> None:
         """Tokens exist: pages now behind the reaches go to the tree (I9, I12)."""
@@ -120,6 +190,7 @@ class Steps:
             lambda: self._note(live, n_tokens, fence),
             pressure=Pressure(device={}, asks=live.namespace),
             uses=uses,
+            by=live.using,
         )
         for (name, tier), books in bench.seen.books.items():
             cost = self._joined(before, name, tier)
@@ -143,13 +214,13 @@ class Steps:
             return self.cache.allocate(live.request, n_tokens)
         step = self.cache.step([live.request], n_tokens=n_tokens, n_computed=0)
         if not step.refused:
-            self._check_step(live, step, n_tokens)
+            self._check_step(live, step, n_tokens, 0)
         return not step.refused
 
     def _note(self, live: Live, n_tokens: int, fence: Point | None) -> None:
         """Tokens exist, by `computed` or in a step."""
         if self._is_stepped(live):
-            self.cache.step([live.request], n_tokens=0, fence=fence)
+            self.cache.step([live.request], n_tokens=0, n_computed=n_tokens, fence=fence)
         else:
             self.cache.computed(live.request, n_tokens, fence)
 
@@ -157,13 +228,15 @@ class Steps:
         """Whether a request decodes in steps, and has come that far."""
         return live.steps and live.request.computed >= live.prompt
 
-    def _check_step(self, live: Live, step: Step, n_tokens: int) -> None:
-        """The step names the slots that the tables name (T9)."""
+    def _check_step(self, live: Live, step: Step, n_tokens: int, place: int) -> None:
+        """The step names the slots that the tables name (T9), at the request's place in it."""
         size, start = self.model.page_size, live.request.computed
         for component in self.bench.paged:
             table = self.cache.table(live.request, component.name)
             row = self.cache.table_rows(component.name)[live.request.row, : len(table)]
             mapping = step.slot_mapping.get(component.name)
+            if mapping is not None:
+                mapping = mapping[place * n_tokens : (place + 1) * n_tokens]
             slots = [
                 int(table[at // size * component.slots_per_page])
                 for at in range(start, start + n_tokens)
@@ -177,6 +250,15 @@ class Steps:
                 "T9",
                 component.name,
                 lambda: f"the row of {live.name} is {row.tolist()}, its table {table.tolist()}",  # noqa: B023
+            )
+        for component in self.bench.states:
+            slot = self.cache.state_slot(live.request, component.name)
+            told = int(step.state_slots[component.name][place])
+            self.judge.expect(
+                told == slot,
+                "T9",
+                component.name,
+                lambda: f"a step says that {live.name} has state {told}, it has {slot}",  # noqa: B023
             )
 
     def _skipped(self, live: Live, page: int, last_point: int) -> None:

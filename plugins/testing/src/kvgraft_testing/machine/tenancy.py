@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from kvgraft_testing.machine.brute_force import BruteForce, Gone
 from kvgraft_testing.machine.judging import Judge
-from kvgraft_testing.machine.observing import Snapshot
+from kvgraft_testing.machine.observing import NOBODY, Snapshot
 from kvgraft_testing.machine.tiers import TierChange
 
-__all__ = ["NOBODY", "check_reserved", "check_taken"]
-
-
-class _Nobody(NamedTuple):
-    """Stands for the namespace of an operation that is nobody's request."""
-
-
-NOBODY = _Nobody()
+__all__ = ["check_reserved", "check_taken"]
 
 
 def check_reserved(judge: Judge, now: Snapshot) -> None:
@@ -25,6 +16,10 @@ def check_reserved(judge: Judge, now: Snapshot) -> None:
     Slots on their way out are beside all else: no promise waits for their copies (A7).
     """
     for (name, tier), shares in now.shares.items():
+        cached = _cached(now, name, tier, len(shares))
+        if cached != [each.cached for each in shares]:
+            said = f"{tier}: data of {cached} slots is the tenants', their books say {shares}"
+            judge.fail("K4", name, said)
         kept = sum(each.claim for each in shares)
         capacity = now.books[name, tier].capacity
         if kept > capacity:
@@ -33,6 +28,15 @@ def check_reserved(judge: Judge, now: Snapshot) -> None:
         for each in shares:
             if each.used > each.limit:
                 judge.fail("K5", name, f"{tier}: a tenant is above its limit: {each}")
+
+
+def _cached(now: Snapshot, name: str, tier: str, n_tenants: int) -> list[int]:
+    """Slots of data in the tree, by tenant of its namespace."""
+    held = now.held[name]
+    found = [0] * n_tenants
+    for (namespace, _), slots in (held.device if tier == "device" else held.host).items():
+        found[now.tenant_of(namespace)] += len(slots)
+    return found
 
 
 def check_taken(

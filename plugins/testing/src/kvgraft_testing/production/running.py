@@ -88,6 +88,26 @@ class Run(NamedTuple):
             return f"{_cut(longer[min(len(mine), len(others))].done)} only {where}"
         return None
 
+    def difference_by_cache(self, other: Run) -> str | None:
+        """The first answer in a cache of another run, which has several at once; None if none."""
+        mine, others = self._by_cache(), other._by_cache()
+        for where in mine.keys() & others.keys() - {""}:
+            for one, two in zip(mine[where], others[where]):
+                if one != two:
+                    came = f"{_cut(one.came)} in a process of its own, {_cut(two.came)}"
+                    return f"{where}: {_cut(one.done)}: {came} beside caches of other sizes"
+        return None
+
+    def _by_cache(self) -> dict[str, list[Seen]]:
+        """The notes about each cache."""
+        found: dict[str, list[Seen]] = {"": []}
+        where = ""
+        for note in self._compared():
+            if note.kind == "cache":
+                where = note.done
+            found.setdefault(where, []).append(note)
+        return found
+
     def _compared(self) -> list[Seen]:
         return [
             note for note in self.notes if note.kind not in ("calling", "blocked", "forked", "end")
@@ -105,18 +125,19 @@ def beside(plugin: Plugin, options: Mapping[str, Any]) -> Run:
     return Run(tuple(notes))
 
 
-def apart(plugin: Plugin, options: Mapping[str, Any]) -> Run:
-    """Run the engine where there is no suite.
+def apart(plugin: Plugin, options: Mapping[str, Any], *, together: bool = False) -> Run:
+    """Run the engine where there is no suite; `together` with several caches at once.
 
     An installed component has a process of its own. One that was given as an object stays in this
     one, with the suite out of its sight.
     """
     with _copied() as directory:
         if plugin.distribution:
-            return _in_a_process(directory, plugin.name, options)
+            return _in_a_process(directory, plugin.name, options, together=together)
         notes: list[Seen] = []
         with hidden(), _loaded(directory / NAME) as copy:
-            copy.watch(plugin, options, lambda *note: notes.append(Seen(*note)))
+            watch = copy.watch_together if together else copy.watch
+            watch(plugin, options, lambda *note: notes.append(Seen(*note)))
         return Run(tuple(notes))
 
 
@@ -149,8 +170,8 @@ def _loaded(folder: Path) -> Iterator[Any]:
             del sys.modules[name]
 
 
-def _in_a_process(directory: Path, name: str, options: Mapping[str, Any]) -> Run:
-    job = json.dumps({"name": name, "options": packed(options)})
+def _in_a_process(directory: Path, name: str, options: Mapping[str, Any], *, together: bool) -> Run:
+    job = json.dumps({"name": name, "options": packed(options), "together": together})
     process = subprocess.Popen(
         [sys.executable, "-m", NAME],
         stdin=subprocess.PIPE,

@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from time import perf_counter
 from typing import Any
 
-from kvgraft_testing.production.engine.asking import PAGES, Asking
+from kvgraft_testing.production.engine.asking import Asking
 from kvgraft_testing.production.engine.serving import PLAYS, Serving
 from kvgraft_testing.production.engine.timing import BLOCKS_S, HANGS_S, Note, Seen, Timed
 
-__all__ = ["BLOCKS_S", "HANGS_S", "Seen", "watch"]
+__all__ = ["BLOCKS_S", "HANGS_S", "Seen", "watch", "watch_together"]
 
 
 def watch(plugin: Any, options: Mapping[str, Any], note: Note) -> None:
@@ -28,9 +28,18 @@ def watch(plugin: Any, options: Mapping[str, Any], note: Note) -> None:
 
     Returns once that ended, or a hook hangs; the thread is then left behind.
     """
+    _watch(_one_by_one, plugin, options, note)
+
+
+def watch_together(plugin: Any, options: Mapping[str, Any], note: Note) -> None:
+    """Ask the same of it while it is built for several caches at once, the last one first."""
+    _watch(_together, plugin, options, note)
+
+
+def _watch(run: Callable[..., None], plugin: Any, options: Mapping[str, Any], note: Note) -> None:
     timed = Timed(note)
     thread = threading.Thread(
-        target=_run, args=(timed.watch(plugin), dict(options), note, timed), daemon=True
+        target=run, args=(timed.watch(plugin), dict(options), note, timed), daemon=True
     )
     thread.start()
     while thread.is_alive():
@@ -41,7 +50,15 @@ def watch(plugin: Any, options: Mapping[str, Any], note: Note) -> None:
             return
 
 
-def _run(plugin: Any, options: dict[str, Any], note: Note, timed: Timed) -> None:
+def _together(plugin: Any, options: dict[str, Any], note: Note, timed: Timed) -> None:
+    try:
+        Asking(plugin, options, note, timed).ask_together()
+    except Exception as error:  # noqa: BLE001 - the clauses judge it
+        note("seen", "asking together, to its end", f"{type(error).__name__}: {error}")
+    note("end", "", "")
+
+
+def _one_by_one(plugin: Any, options: dict[str, Any], note: Note, timed: Timed) -> None:
     """Ask, then serve; the note `"end"` says that it got there."""
 
     def go_on(what: str, part: Callable[..., None], *given: Any) -> None:
@@ -54,9 +71,11 @@ def _run(plugin: Any, options: dict[str, Any], note: Note, timed: Timed) -> None
             note("seen", f"{what}, to its end", f"{type(error).__name__}: {error}")
 
     asking = Asking(plugin, options, note, timed)
-    for page_size in asking.page_sizes():
-        for host_pages in (PAGES, 0):
-            go_on(f"asking, pages of {page_size}", asking.ask, page_size, host_pages)
+    caches = asking.caches()
+    for each in caches:
+        go_on(f"asking, {each.where}", asking.ask, each)
+    note("cache", "", "")
+    for page_size in dict.fromkeys(each.page_size for each in caches):
         for number in range(len(PLAYS)):
             serving = Serving(plugin, options, note, timed, page_size, number)
             go_on(serving.where, serving.run)

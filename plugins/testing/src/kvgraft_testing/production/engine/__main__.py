@@ -8,7 +8,7 @@ import os
 import pickle
 import sys
 
-from kvgraft_testing.production.engine import watch
+from kvgraft_testing.production.engine import watch, watch_together
 from kvgraft_testing.production.engine.forks import end_forks
 from kvgraft_testing.production.engine.timing import Note
 
@@ -23,7 +23,7 @@ def _lines(out: int) -> Note:
 
 
 def main() -> None:
-    """Watch an installed component; a note a line on standard output."""
+    """Watch an installed component, in one cache or in several; a note a line is put out."""
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from kvgraft.packages.registry import select
@@ -33,7 +33,8 @@ def main() -> None:
     options = pickle.loads(base64.b64decode(job["options"]))
     end_forks(lambda: note("forked", "", ""))
     note("calling", "declare_component", "")
-    watch(select([job["name"]])[0], options, note)
+    run = watch_together if job["together"] else watch
+    run(select([job["name"]])[0], options, note)
     # Threads that a component left behind are not waited for.
     os._exit(0)
 

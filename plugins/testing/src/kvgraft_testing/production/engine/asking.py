@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvgraft_testing.production.engine.timing import Note, Timed
 
@@ -18,37 +18,97 @@ SIZES = ((1, 2, 4), (8,), (16,), (32,), (64,), (128,))
 """Page sizes; those of the first group that are accepted."""
 
 
+class Cache(NamedTuple):
+    """What a component is built for.
+
+    Attributes:
+        where: the same in words, as notes have it.
+        options: its options.
+        page_size: tokens per page.
+        pages, host_pages: about so many pages on DEVICE and on HOST.
+    """
+
+    where: str
+    options: dict[str, Any]
+    page_size: int
+    pages: int
+    host_pages: int
+
+
 class Asking:
     """Asks hooks and notes their answers."""
 
     def __init__(self, plugin: Any, options: dict[str, Any], note: Note, timed: Timed) -> None:
         self.plugin, self.options, self.note, self.timed = plugin, options, note, timed
 
-    def page_sizes(self) -> list[int]:
+    def _page_sizes(self, *, largest_first: bool) -> list[int]:
+        """The page sizes that it accepts; it is built for them in this order."""
         for sizes in SIZES:
-            accepted = [size for size in sizes if self._mount(size, PAGES) is not None]
+            tried = sorted(sizes, reverse=largest_first)
+            caches = [_cache(self.options, size, PAGES) for size in tried]
+            accepted = [each.page_size for each in caches if self._mount(each) is not None]
             if accepted:
-                return accepted
+                return sorted(accepted)
         return []
 
-    def _mount(self, page_size: int, host_pages: int) -> Any:
+    def caches(self, *, largest_first: bool = False) -> list[Cache]:
+        """Caches that differ: of each page size, without HOST, larger ones, and other options."""
+        sizes = self._page_sizes(largest_first=largest_first)
+        found = [_cache(self.options, size, pages) for size in sizes for pages in (PAGES, 0)]
+        if sizes:
+            found.append(_cache(self.options, sizes[-1], PAGES, 2 * PAGES))
+        for other in self._others(sizes[-1]) if sizes else ():
+            changed = {**self.options, **other}
+            found += [_cache(changed, size, PAGES, of=f", {other}") for size in sizes[:2]]
+        return found
+
+    def _others(self, page_size: int) -> list[dict[str, Any]]:
+        """Other options: one that is a number is larger; none if it accepts no such."""
+        from kvgraft.packages.dispatch import parse_options
+
+        options = parse_options(self.plugin, self.options)
+        numbers = {
+            name: value
+            for name, value in options
+            if type(value) is int and not name.endswith("_tokens")
+        }
+        for name, value in numbers.items():
+            for other in (2 * value, value + 1):
+                changed = {**self.options, name: other}
+                if self._mount(_cache(changed, page_size, PAGES)) is not None:
+                    return [{name: other}]
+        return []
+
+    def _mount(self, cache: Cache) -> Any:
         """The component, built; None if it refuses."""
         from kvgraft.errors import KvgraftError
         from kvgraft.packages.dispatch import mount
         from kvgraft.pools import BuildContext
 
-        context = BuildContext(page_size, "cpu", PAGES * page_size, host_pages * page_size, False)
+        size = cache.page_size
+        context = BuildContext(size, "cpu", cache.pages * size, cache.host_pages * size, False)
         try:
-            return mount(self.plugin, self.options, context)
+            return mount(self.plugin, cache.options, context)
         except KvgraftError as error:
-            self.note("seen", f"build with pages of {page_size}, {host_pages} on HOST", str(error))
+            self.note("seen", f"build with {cache.where}", str(error))
             return None
 
-    def ask(self, page_size: int, host_pages: int) -> None:
-        mounted = self._mount(page_size, host_pages)
-        if mounted is None:
-            return
-        where = f"pages of {page_size}, {host_pages} on HOST"
+    def ask(self, cache: Cache) -> None:
+        """Build it and ask it everything."""
+        mounted = self._mount(cache)
+        if mounted is not None:
+            self._ask(mounted, cache.where, cache.page_size)
+
+    def ask_together(self) -> None:
+        """The same with all of them built first, in another order."""
+        caches = self.caches(largest_first=True)
+        built = {each.where: self._mount(each) for each in reversed(caches)}
+        for each in caches:
+            if built[each.where] is not None:
+                self._ask(built[each.where], each.where, each.page_size)
+
+    def _ask(self, mounted: Any, where: str, page_size: int) -> None:
+        self.note("cache", where, "")
         component = mounted.component
         self.note("seen", f"reach, {where}", f"{component.reach}, {component.slots_per_page}")
         for name, pool in _pools(component):
@@ -133,6 +193,15 @@ class Asking:
                 self._answer("abort_hicache_transfers", hooks.abort, query)
             else:
                 self._answer("commit_hicache_transfers", hooks.commit, query)
+
+
+def _cache(
+    options: dict[str, Any], page_size: int, host_pages: int, pages: int = PAGES, of: str = ""
+) -> Cache:
+    where = f"pages of {page_size}, {host_pages} on HOST"
+    if pages != PAGES:
+        where += f", {pages} on DEVICE"
+    return Cache(where + of, options, page_size, pages, host_pages)
 
 
 def _pools(component: Any) -> list[tuple[str, Any]]:

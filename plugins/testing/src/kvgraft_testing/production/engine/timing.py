@@ -24,7 +24,7 @@ Note = Callable[[str, str, str], None]
 """Takes the kind of an observation, the call and its result.
 
 Kinds are `"seen"`, `"raised"` and `"form"` (the call is then a hook), `"blocked"`, `"calling"`
-(a hook that begins to be asked) and `"end"`.
+(a hook that begins to be asked), `"cache"` (from here on it is asked in that one) and `"end"`.
 """
 
 
