@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -565,6 +566,50 @@ def hot_demand(component: Component, query: DemandQuery) -> Demand:
     total = pages(query.total, query) - held + 1
     now = min(total, step + 1)
     return Demand(now + query.host_slots, total - now, (2,))
+
+
+class FirstOfSeveral(DevicePool):
+    def copy_slots(self, source: bytes, target: bytes) -> None:
+        super().copy_slots(source[:4], target[:4])
+
+
+@mutant("of several states only the first is copied", "M8")
+def copies_the_first() -> Package:
+    return state(device=FirstOfSeveral)
+
+
+@mutant("a resumed request is budgeted no private slots", "H7")
+def forgets_private_slots() -> Package:
+    def budget(component: Component, query: DemandQuery) -> Demand:
+        pages = -(-query.total // query.page_size) + 1
+        return Demand(pages + query.host_slots, 0, (0 if query.computed else 2,))
+
+    return paged(
+        reach=Reach(Everything()), private={"rows": 9}, hooks={"budget_contribution": budget}
+    )
+
+
+@mutant("copies go by the pools of the component built last", "B3", "D1", "T9")
+def copies_of_the_last() -> Package:
+    last: list[DevicePool] = []
+
+    class Noted(DevicePool):
+        def __init__(self, specs: Sequence[PlaneSpec], n: int, device: Any = "cpu") -> None:
+            super().__init__(specs, n, device)
+            last.append(self)
+
+    def build(component: Component, query: TransferQuery) -> list[PlaneCopy]:
+        made = pair_planes(component, query)
+        lanes = {id(mine): other for mine, other in zip(component.device.lanes, last[-1].lanes)}
+        return [
+            copy._replace(
+                source=lanes.get(id(copy.source), copy.source),
+                target=lanes.get(id(copy.target), copy.target),
+            )
+            for copy in made
+        ]
+
+    return replace(moving(build), device=Noted)
 
 
 @mutant("private slots are there and never budgeted", "H7")

@@ -32,7 +32,7 @@ class CoreMutant(NamedTuple):
 
     Attributes:
         kinds: the components it shows with: "everything", "window", "state"; and "share", where
-            their pools share one budget.
+            their pools share one budget, or "drawn", where tenants, budgets and terms are drawn.
         rules: rules a report may name; the first is the one meant.
         put_in: puts it in, until the patch is undone.
         examples: how many the search may take.

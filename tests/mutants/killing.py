@@ -96,7 +96,8 @@ def find_in_core(mutant: CoreMutant) -> Kill | None:
     kinds += [
         load_plugin(kind, ODD[kind].implementation(kind)) for kind in mutant.kinds if kind in ODD
     ]
-    machine = machine_for(replace(setup_for(kinds), shared="share" in mutant.kinds))
+    setup = replace(setup_for(kinds), shared="share" in mutant.kinds, drawn="drawn" in mutant.kinds)
+    machine = machine_for(setup)
     chosen = settings(derandomize=True, max_examples=mutant.examples, stateful_step_count=STEPS)
     with pytest.MonkeyPatch.context() as patch:
         mutant.put_in(patch)

@@ -422,7 +422,7 @@ class Harness:
         """
         said = f" with {drafts} drafts" if drafts else ""
         self.bench.trace.call(f"decode {token} of {live.name}{said}")
-        within = live.computed + drafts < live.prompt + live.reserve
+        within = not drafts and live.computed < live.prompt + live.reserve
         self._extend(live, token)
         promised_by = "A7" if within else None
         ran = self.steps.advance(live, 1, promised_by=promised_by, fenced=fenced, drafts=drafts)

@@ -345,9 +345,19 @@ class Scenes(Picking):
     @rule(stem=st.sampled_from(STEMS), large=st.integers(4, 60), small=st.integers(1, 6))
     @unless_over
     def wait_in_line(self, stem: tuple[int, ...], large: int, small: int) -> None:
-        """A large request waits while smaller ones behind it come and go (A13)."""
+        """A large request waits while smaller ones behind it come and go (A13).
+
+        Every other one would fit if another request did not hold its pages.
+        """
         self.scenes += 1
-        self.harness.wait_in_line(stem[:1], large, small)
+        harness, size = self.harness, self.harness.model.page_size
+        self._make_place(2)
+        if large % 2:
+            self._along(self._begin(None, harness.unseen(size), size, None), 1)
+            base = harness.model.components[0]
+            capacity = harness.bench.seen.ceiling(base.name, "device", None)
+            large = max(1, capacity // base.slots_per_page - 2 - large % 4) * size
+        harness.wait_in_line(stem[:1], large, small)
 
     @has_scene()
     @rule(namespace=st.sampled_from((Namespaces.ALL, None, "tenant")))

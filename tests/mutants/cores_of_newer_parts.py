@@ -1,0 +1,127 @@
+"""More cores with one line changed: tenants, priorities and times to live, steps of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvgraft.cache import Cache
+from kvgraft.requests.stepping import Stepper, _take_promised
+from kvgraft.serving import Serving
+from kvgraft.tree.lifetimes import Levels, Lifetimes
+from kvgraft.tree.tenants import TenantLedger, TenantOrders, Tenants
+
+from .cores import CORES, CoreMutant
+from .cores_held_out import edited
+
+__all__: list[str] = []
+
+DRAWN = "everything+window+drawn"
+"""Among caches that draw tenants, priorities, times to live and shared budgets."""
+
+
+def change(
+    name: str, kinds: str, rules: str, function: Callable[..., Any] | property, old: str, new: str
+) -> None:
+    """Register one."""
+    CORES[name.replace(" ", "_")] = CoreMutant(
+        tuple(kinds.split("+")), tuple(rules.split()), edited(function, old, new)
+    )
+
+
+change(
+    "a tenants limit is no bound of its headroom",
+    DRAWN,
+    "K5 K4",
+    TenantLedger.headroom,
+    "return min(self.allocator.capacity - others, self.limit) - self.committed",
+    "return self.allocator.capacity - others - self.committed",
+)
+change(
+    "data of a guarantee is taken as if it were borrowed",
+    DRAWN,
+    "K4 K5",
+    TenantOrders.giver,
+    "if over > 0 or asker is None",
+    "if over > -4 or asker is None",
+)
+change(
+    "the shortest prefix names the tenant",
+    DRAWN,
+    "K4",
+    Tenants.__init__,
+    "key=lambda item: -len(item[0])",
+    "key=lambda item: len(item[0])",
+)
+change(
+    "slots on their way out count as borrowed",
+    DRAWN,
+    "K4 K5",
+    TenantLedger.over,
+    "return self.used - self.leaving - self.guarantee",
+    "return self.used - self.guarantee",
+)
+change(
+    "who borrowed least for its weight gives first",
+    DRAWN,
+    "K5",
+    TenantOrders.giver,
+    "if found is None or rank > most:",
+    "if found is None or rank < most:",
+)
+change(
+    "data of a higher priority leaves first",
+    DRAWN,
+    "T7",
+    Levels.pop,
+    "for level in self._levels:",
+    "for level in reversed(self._levels):",
+)
+change(
+    "a time to live never ends",
+    DRAWN,
+    "T7",
+    Lifetimes.is_over,
+    "term.until_s <= self.now_s",
+    "term.until_s < 0",
+)
+change(
+    "expired data waits for its turn",
+    DRAWN,
+    "T7 K2",
+    Levels._expire,
+    "heappush(self._expired, (stamp, node))",
+    "pass",
+)
+change(
+    "a call leaves the priority of the call before",
+    DRAWN,
+    "T7",
+    Serving.expect,
+    "self.tree.use_class, self.tree.use_term = request.use_class, request.use_term",
+    "self.tree.use_class = request.use_class",
+)
+change(
+    "a fork has no priority",
+    DRAWN,
+    "T7",
+    Cache.fork,
+    "priority=priority,",
+    "priority=None,",
+)
+change(
+    "a step keeps the slots it took promised",
+    "everything+drawn",
+    "A11 A12 I12 T8",
+    _take_promised,
+    "ledger.promised -= n",
+    "pass",
+)
+change(
+    "the slots of a second token are those of the first",
+    "everything+drawn",
+    "T9",
+    Stepper._slot_mapping,
+    "length = (length[:, None] + np.arange(n_tokens)).reshape(-1)",
+    "length = length.repeat(n_tokens)",
+)
