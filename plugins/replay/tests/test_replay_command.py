@@ -371,7 +371,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "half a token": (
         ("TRACE", "--component", "full", "--chunk-tokens", "1.5"),
-        "invalid value for '--chunk-tokens': '1.5' is no whole number of tokens",
+        "invalid value for '--chunk-tokens': '1.5' is no number of tokens; write for example 4M",
     ),
     "bytes below a page": (
         ("TRACE", "--component", "full", "--device-tokens", "1kB"),

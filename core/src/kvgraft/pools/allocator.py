@@ -85,9 +85,9 @@ class SlotAllocator:
         self._free.frombytes(slots)
         self.n_free = free
 
-    def free_slots(self) -> list[int]:
-        """The free slot numbers, for integrity checks."""
-        return [*range(self.end - 1, self.end - self._n_fresh - 1, -1), *self._free]
+    def free_slots(self, *, fresh: bool = True) -> list[int]:
+        """The free slots; with or without `fresh` ones, the last below `end`, never handed out."""
+        return [*range(self.end - 1, self.end - 1 - fresh * self._n_fresh, -1), *self._free]
 
     def _write_down(self, n: int) -> array[int]:
         """Put the next `n` fresh slots under the stack, the first of them on top."""

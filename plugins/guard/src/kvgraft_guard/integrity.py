@@ -336,9 +336,8 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
 
 def _check_free(ledger: PoolBooks, owner: dict[int, str]) -> None:
     """Free slots are nobody's, and free once; those never taken are not looked at one by one."""
-    # not `free_slots`, which writes all of them down
-    free, end = [*ledger.allocator._free], ledger.allocator.end
-    fresh = range(end - ledger.allocator._n_fresh, end)
+    free, end = ledger.allocator.free_slots(fresh=False), ledger.allocator.end
+    fresh = range(end - ledger.allocator.n_free + len(free), end)
     n_closed = sum(slot >= end for slot in owner)
     if n_closed != ledger.allocator.closing or (free and max(free) >= end):
         raise IntegrityError(

@@ -342,7 +342,7 @@ class Running:
                 )
 
     def _spare(self, was: Reading) -> Spare:
-        """What every state pool had to spare; nothing for sure among tenants."""
+        """The slots that every state pool had to spare; none for sure among tenants."""
         if self.watched.rooms.tenancy.shared:
             return Spare(False, False)
         counts = [each for each, one in zip(was.counts, self.tree.components) if one.is_state]

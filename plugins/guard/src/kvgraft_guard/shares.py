@@ -95,7 +95,7 @@ class States(NamedTuple):
 
 
 class Spare(NamedTuple):
-    """What every state pool has to spare: a slot that nobody was promised, and a free one."""
+    """Whether every state pool has a slot that nobody was promised, and a free one."""
 
     slot: bool
     free_slot: bool
