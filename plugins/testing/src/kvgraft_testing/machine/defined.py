@@ -68,7 +68,7 @@ def _check_giver(
     free: int,
     weights: list[float],
 ) -> None:
-    """Whoever borrowed most for its weight gives up data first, and who asks its own (K5)."""
+    """The tenant that borrowed most by its weight gives first; one that asks, its own data (K5)."""
     waiting = [at for at in range(len(shares)) if queue.waits(at)]
     asked = cache.tree.asker
     for asker in (None, *range(len(shares))):

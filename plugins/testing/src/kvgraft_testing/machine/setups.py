@@ -81,7 +81,7 @@ DRAWN: tuple[Mapping[str, Any], ...] = (
     {"tenants": LIMITED, "keeping": BY_TERM},
     {"shared": True, "keeping": BY_PRIORITY},
 )
-"""What examples draw beside the components."""
+"""Settings that examples draw beside the components."""
 
 
 def drawn_setups(setup: Setup) -> tuple[Setup, ...]:

@@ -19,7 +19,7 @@ SIZES = ((1, 2, 4), (8,), (16,), (32,), (64,), (128,))
 
 
 class Cache(NamedTuple):
-    """What a component is built for.
+    """Settings that a component is built for.
 
     Attributes:
         where: the same in words, as notes have it.
