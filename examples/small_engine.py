@@ -207,7 +207,8 @@ class Engine:
             if request.load_failed:
                 self.cache.restart(request)
                 if not self.cache.admit(request).admitted:
-                    self._back(request, ticket)
+                    self.cache.abort(request)
+                    self._back(self.prefilling, request)
                 continue
             n_tokens = self.cache.next_chunk(request)
             if not n_tokens or not self.cache.allocate(request, n_tokens):
@@ -233,21 +234,21 @@ class Engine:
         sampled = [ticket.output[-1] for ticket in self.decoding.values()]
         step = self.cache.step([*self.decoding], sampled)
         for request in step.refused:  # only beyond a reservation, and here all is reserved
-            ticket = self.decoding.pop(request)
+            self.cache.retract(request)  # what it computed stays cached
+            ticket = self._back(self.decoding, request)
             ticket.key.extend(ticket.output[-1:])
-            self._back(request, ticket)
         if step.requests:
             tokens = [self.decoding[each].output[-1] for each in step.requests]
             for request, token in zip(step.requests, self.model.decode(self.cache, step, tokens)):
                 self.decoding[request].output.append(token)
 
-    def _back(self, request: Request, ticket: Ticket) -> None:
-        """A request makes room: what it computed stays cached, and it has its place in line."""
-        self.prefilling.pop(request, None)
-        self.cache.retract(request)
+    def _back(self, stage: dict[Request, Ticket], request: Request) -> Ticket:
+        """A request that made room, or could not be loaded, has its place in line again."""
+        ticket = stage.pop(request)
         ticket.retracted += 1
         assert ticket.place is not None
         self.line.put_back(ticket.place)
+        return ticket
 
 
 def main(**settings: Any) -> int:
@@ -273,10 +274,12 @@ def main(**settings: Any) -> int:
             engine.submit(ticket)
         while engine.step():
             pass
+        for error in {ticket.error for ticket in tickets if ticket.error}:
+            print(f"rejected: {error}")
         n_right = 0
         for ticket, prompt in zip(tickets, prompts):
             expected = model.whole(prompt + ticket.output)[len(prompt) - 1 : -1]
-            n_right += ticket.output == expected
+            n_right += len(expected) == ticket.n_new and ticket.output == expected
             ticket.key.extend(ticket.output[-1:])  # the last one was not computed
         n_wrong += len(tickets) - n_right
         print(

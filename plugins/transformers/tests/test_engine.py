@@ -343,6 +343,21 @@ def test_the_data_of_a_request_that_is_ended_early_stays_cached(
     assert again.cached_tokens == 64  # whole pages of 69 computed tokens
 
 
+def test_a_request_that_waits_for_anothers_pages_can_be_ended(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
+    engine = open_engine(tiny("llama", torch.float64))
+    first = engine.submit(GenerationRequest(tokens(200), 8))
+    engine.step()
+    second = engine.submit(GenerationRequest([*tokens(200), 3], 8))
+    engine.step()
+    assert second in engine.schedule.following
+    engine.end(second)
+    assert (second.finish, engine.totals.failed) == (FinishReason.STOP, 0)
+    list(engine.run())
+    assert first.finish is FinishReason.LENGTH
+
+
 def test_the_models_own_end_token_ends_a_generation(
     tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
 ) -> None:

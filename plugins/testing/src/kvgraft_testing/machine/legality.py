@@ -87,12 +87,13 @@ def _lost_copy(tier: TierChange, view: NodeView, component: ModelComponent) -> b
 
 
 def _copy_ended(tier: TierChange, view: NodeView) -> bool:
-    """Whether a copy to HOST of data on the node, or below it, ended."""
+    """Whether a copy to HOST of data on the node, or below it, ended; another may have begun."""
     namespace, tokens = view.pages[-1]
     return any(
         page[0] == namespace and page[1][: len(tokens)] == tokens
         for name, held in tier.before.held.items()
-        for page in held.backing_up - tier.after.held[name].backing_up
+        for page, copy in held.copies.items()
+        if copy is not tier.after.held[name].copies.get(page)
     )
 
 

@@ -94,6 +94,7 @@ class Held:
         arriving: pages for which DEVICE slots are reserved.
         backing_up: pages for which HOST slots are reserved; DEVICE may have given them up already.
         device_pinned, host_pinned: pages somebody pins, data or not.
+        copies: which copy it is, for each page of `backing_up`.
         reserved: pages in the clean reserve, with their node's place in it.
         levels: the level of DEVICE data by the last page of its node; none while there are no
             priorities and no times to live.
@@ -107,6 +108,7 @@ class Held:
     host_pinned: set[Prefix] = field(default_factory=set)
     reserved: dict[Prefix, int] = field(default_factory=dict)
     levels: dict[Prefix, int] = field(default_factory=dict)
+    copies: dict[Prefix, object] = field(default_factory=dict)
 
 
 @dataclass
@@ -187,6 +189,7 @@ class Snapshot:
                 set(map(name, held.device_pinned)),
                 set(map(name, held.host_pinned)),
                 {name(page): place for page, place in held.reserved.items()},
+                copies={name(page): copy for page, copy in held.copies.items()},
             )
             for each, held in self.held.items()
         }
@@ -273,6 +276,8 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
             if cell.incoming is not None:
                 to_host = cell.incoming.to_host
                 (mine.backing_up if to_host else mine.arriving).update(pages)
+                if to_host:
+                    mine.copies.update(dict.fromkeys(pages, cell.incoming))
             if cache.tree.lifetimes is not None and cell.device is not None:
                 mine.levels[view.pages[-1]] = cache.tree.level(cell.stamp)
             place = places[component.name].get(id(node))

@@ -446,7 +446,8 @@ class Schedule:
         Raises:
             KvgraftError: the cache cannot take its data; it still runs.
         """
-        if finished and generation.session is not None:
+        gives = finished and generation not in self.following  # those have nothing computed
+        if gives and generation.session is not None:
             generation.session.finish()
         session, generation.session = generation.session, None
         self._pause = 0
@@ -460,7 +461,7 @@ class Schedule:
         for line in (self.running, self.loading, self.following):
             if generation in line:
                 line.remove(generation)
-        if not finished:
+        if not gives:
             session.abort()
         self._count_rows(session)
 
