@@ -484,3 +484,12 @@ def test_a_match_whose_copy_makes_room_on_host_may_take_canonical_data_along() -
             cache.abort(server.begin(range(first, first + 9)))
             cache.drain()
         assert device.free > free
+
+
+def test_a_call_for_a_request_that_ended_is_refused_as_without_a_guard() -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=64, guard="on") as cache:
+        request = cache.begin(TokenKey(range(9), namespace="left with it"))
+        assert cache.admit(request).admitted
+        cache.abort(request)
+        with pytest.raises(LeaseError, match="request is closed"):
+            cache.checkpoint(request)

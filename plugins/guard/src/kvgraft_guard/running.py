@@ -7,7 +7,7 @@ from typing import Any
 
 from kvgraft.errors import ContractViolation
 from kvgraft.requests.parts import Due
-from kvgraft.requests.request import Request
+from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Direction, Tier
@@ -352,6 +352,8 @@ class Running:
     def checkpoint(self, request: Request, fence: Fence | None = None) -> After:
         """It shares up to a legal boundary (I6), or changes nothing."""
         del fence
+        if request.stage is not ADMITTED:
+            return _refused
         watched = self.watched
         watched.rooms.expect(watched.states, host_too=True)
         anchor = request.receipt.anchor.end
@@ -485,3 +487,7 @@ class Running:
 
 def _nothing(result: Any, was: Reading, now: Reading) -> None:
     """Everything that matters holds after any operation."""
+
+
+def _refused(result: Any, was: Reading, now: Reading) -> None:
+    """The core refuses the call, and nothing follows it."""
