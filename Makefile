@@ -69,7 +69,7 @@ demo: setup ## run the demonstration
 	$(VENV)/bin/python examples/demo.py
 
 test: setup ## run the tests, except the long ones
-	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS)
+	$(PY) -m pytest -m 'not long' --contract-profile dev $(PYTEST_ARGS)
 
 quick: setup ## run the tests of the core's rooms but for those that draw examples; a minute
 	$(PY) -m pytest -m 'not long and not hypothesis' $(PYTEST_ARGS) $(QUICK)
@@ -100,6 +100,7 @@ build/newest.txt:
 
 long: setup ## run the long tests, each named as it ends
 	$(PY) -m pytest -m long -v $(PYTEST_ARGS)
+	$(PY) -m pytest -v $(PYTEST_ARGS) $(wildcard $(addsuffix /tests/test_contract.py,$(DISTS)))
 
 examples: setup ## run the tests that draw examples with 1,500 of them each
 	$(PY) -m pytest -m 'hypothesis and not long' --hypothesis-profile=nightly $(PYTEST_ARGS) \
