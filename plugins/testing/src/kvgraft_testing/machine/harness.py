@@ -414,18 +414,16 @@ class Harness:
         while live.computed < live.prompt and self.prefill(live, None):
             pass
 
-    def decode(self, live: Live, token: int, *, fenced: bool = True, drafts: int = 0) -> bool:
+    def decode(self, live: Live, token: int, *, fenced: bool = True) -> bool:
         """One decode step; within the reservation it always succeeds (A7).
 
-        The last one may leave it to `finish` to name the fence: then it is not `fenced`. Drafts
-        behind the token are all rejected.
+        The last one may leave it to `finish` to name the fence: then it is not `fenced`.
         """
-        said = f" with {drafts} drafts" if drafts else ""
-        self.bench.trace.call(f"decode {token} of {live.name}{said}")
-        within = not drafts and live.computed < live.prompt + live.reserve
+        self.bench.trace.call(f"decode {token} of {live.name}")
+        within = live.computed < live.prompt + live.reserve
         self._extend(live, token)
         promised_by = "A7" if within else None
-        ran = self.steps.advance(live, 1, promised_by=promised_by, fenced=fenced, drafts=drafts)
+        ran = self.steps.advance(live, 1, promised_by=promised_by, fenced=fenced)
         self.bench.trace.outcome(f"{live.computed} computed" if ran else "refused")
         return ran
 

@@ -213,15 +213,12 @@ class CacheMachine(Scenes):
     @rule(
         index=picks,
         tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=4),
-        drafts=st.sampled_from((0, 0, 1, 3)),
     )
     @unless_over
-    def decode(self, index: int, tokens: list[int], drafts: int = 0) -> None:
-        """Where there is no room for drafts they are left out."""
+    def decode(self, index: int, tokens: list[int]) -> None:
         live = self._pick("decoding", index)
         for token in tokens:
-            ran = self.harness.decode(live, token, drafts=drafts)
-            if not ran and not (drafts and self.harness.decode(live, token)):
+            if not self.harness.decode(live, token):
                 self.harness.finish(live)
                 return
 

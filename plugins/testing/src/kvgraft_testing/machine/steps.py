@@ -37,15 +37,13 @@ class Steps:
         *,
         promised_by: str | None,
         fenced: bool = True,
-        drafts: int = 0,
     ) -> bool:
         """Allocate, read the step's inputs, write its results; False if refused.
 
         `promised_by` is the rule that says there is room; None where there need not be. Where it
-        is not `fenced`, the request ends or is shared at once, which names the fence (B4). There
-        are slots for so many `drafts`, too, all of which are rejected.
+        is not `fenced`, the request ends or is shared at once, which names the fence (B4).
         """
-        if not self._open(live, n_tokens + drafts, promised_by):
+        if not self._open(live, n_tokens, promised_by):
             return False
         self.go_on(live, n_tokens, fenced=fenced)
         return True
