@@ -93,7 +93,7 @@ def test_a_check_around_a_hook_is_told_from_the_component(monkeypatch: pytest.Mo
         scene.begin(PROMPT)
 
 
-def test_what_the_core_raises_is_not_hidden_by_a_check_that_raises(
+def test_an_error_of_the_core_is_not_hidden_by_a_check_that_raises(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene = Scene()

@@ -769,7 +769,7 @@ async def _until(ended: Callable[[], bool], poll: Callable[[], object], timeout_
     """Poll until `ended` says so, at most `timeout_s` seconds of the loop's clock; whether it did.
 
     The running loop sleeps between two looks, so that nothing of it is left when it is cancelled.
-    What others polled meanwhile is seen before polling again.
+    It asks `ended` before each poll: another task may have polled meanwhile.
     """
     import asyncio
 

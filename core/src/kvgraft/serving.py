@@ -1,8 +1,8 @@
 """A cache's parts and its calls with one request, compiled in the compiled build.
 
 `kvgraft.cache.Cache` is this class with the calls for many requests, for reports and for settings.
-What an engine may get wrong is typed as anything besides its type: it is refused by our own line,
-not by the compiler's.
+Arguments that an engine may get wrong are typed `| Any`, so that the compiled build refuses them by
+our own line and not by the compiler's.
 """
 
 from __future__ import annotations

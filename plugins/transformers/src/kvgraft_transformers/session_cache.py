@@ -174,7 +174,7 @@ class SessionCache(Cache):
     def end(self) -> None:
         """The pass computed its tokens: they are the sessions' from now on.
 
-        What the cache raises for one of several is that session's `error`.
+        Where there are several sessions, an error of the cache is the `error` of its session.
         """
         for layer in self._stateful:
             layer.end_states()

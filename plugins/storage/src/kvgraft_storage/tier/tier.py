@@ -263,7 +263,7 @@ class StorageTier:
         """Let go of data kept for the request that came last, for one that needs the room (A8).
 
         Returns:
-            What gave way, for `take_back` if it was not enough; None if there is no more.
+            The data that gave way, for `take_back` if it was not enough; None if there is no more.
         """
         return self.prefetching.deliveries.give_way()
 

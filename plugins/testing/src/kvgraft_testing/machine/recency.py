@@ -69,7 +69,7 @@ class Recency:
     def settle(self, namespace: object, term: Term | None) -> None:
         """An operation begins: from here on its own uses are told from earlier ones.
 
-        What it uses has the term of the request that it is about, which is of that namespace.
+        Data that it uses gets the term of its request, which is of that namespace.
         """
         self._before.clear()
         self.was_s = self.now_s
