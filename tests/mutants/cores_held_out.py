@@ -380,7 +380,7 @@ change(
     "a node goes although a receipt is anchored there",
     ALL,
     "L1 T3 T1 L2 I8 M7 T6",
-    Tree.remove_dead,
+    Tree.prune,
     "        and not node.receipts\n",
     "",
 )
@@ -388,7 +388,7 @@ change(
     "a node goes although a transfer is over it",
     TWO,
     "L8 T3 B3 I8 T8 R5",
-    Tree.remove_dead,
+    Tree.prune,
     "        and node.operations is None\n",
     "",
 )

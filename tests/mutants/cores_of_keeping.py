@@ -47,7 +47,7 @@ def clearing_takes_held_data(patch: Patch) -> None:
                 tree.drop_device(node, component, "cleared")
             if tree.is_host_candidate(node, component):
                 tree.drop_host(node, component, "cleared")
-        tree.remove_dead(node)
+        tree.prune(node)
 
     patch.setattr(eviction, "_drop", drop)
 

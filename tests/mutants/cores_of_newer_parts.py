@@ -42,8 +42,8 @@ change(
     DRAWN,
     "K4 K5",
     TenantOrders.giver,
-    "if over > 0 or asker is None",
-    "if over > -4 or asker is None",
+    "if over > 0 or for_tenant is None",
+    "if over > -4 or for_tenant is None",
 )
 change(
     "the shortest prefix names the tenant",

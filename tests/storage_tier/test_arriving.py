@@ -117,7 +117,7 @@ def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest
         tip, n_pages = start, chance.choice([1, 4, PAGES])
         while tip.end < end:
             tip = arrive(tree, tip, end, arrival, n_pages)
-        tree.remove_dead(tip)
+        tree.prune(tip)
         if whole:
             assert anchor(cache, end) == end, "all of it came"
         owners = [

@@ -326,10 +326,10 @@ class Serving:
         pages = request.pages_short(n_tokens, self.tree.page_size)
         page = request.computed // self.tree.page_size
         within = pages <= 0 or self.pages.has_promise_left(request.parts, pages)
-        beyond = [] if within else self.pages.beyond_promise(request, pages, page)
+        beyond = [] if within else self.pages.unreserved(request, pages, page)
         gave: list[Any] = []
         while beyond is None and self.tree.homes_on_host and self._gives_way(gave):
-            beyond = self.pages.beyond_promise(request, pages, page)
+            beyond = self.pages.unreserved(request, pages, page)
         if beyond is None:
             self._take_back(gave)
             return False

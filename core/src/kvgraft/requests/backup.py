@@ -186,7 +186,7 @@ class CleanReserve:
         self.components = [
             component
             for component in tree.mirrored
-            if policy is WritePolicy.WRITE_BACK and not component.withholds
+            if policy is WritePolicy.WRITE_BACK and not component.per_tenant_order
         ]
 
     def wanted(self, component: TreeComponent) -> int:

@@ -68,14 +68,14 @@ class Evictor:
         ledger = component.device if tenant is None else component.devices[tenant]
         if n_slots <= ledger.room:
             return True
-        asked, self.tree.asker = self.tree.asker, tenant
+        asked, self.tree.for_tenant = self.tree.for_tenant, tenant
         try:
             if self.write_back:
                 self._demote(component, n_slots)
             else:
                 eviction.evict_device(self.tree, component, n_slots - ledger.room)
         finally:
-            self.tree.asker = asked
+            self.tree.for_tenant = asked
         return ledger.room >= n_slots
 
     def make_room(
@@ -128,11 +128,11 @@ class Evictor:
         ledger = component.host if tenant is None else component.hosts[tenant]
         assert ledger is not None
         if n_slots > ledger.room:
-            asked, self.tree.asker = self.tree.asker, tenant
+            asked, self.tree.for_tenant = self.tree.for_tenant, tenant
             try:
                 eviction.evict_host(self.tree, component, n_slots - ledger.room)
             finally:
-                self.tree.asker = asked
+                self.tree.for_tenant = asked
         return ledger.room >= n_slots
 
     def _demote(self, component: TreeComponent, n_slots: int) -> None:
@@ -143,8 +143,8 @@ class Evictor:
         copy, at most `timeout_s`; slots still missing then come from other victims, unbacked: a
         slow or failed backup never blocks device progress (E4).
         """
-        asker = self.tree.asker
-        ledger = component.device if asker is None else component.devices[asker]
+        for_tenant = self.tree.for_tenant
+        ledger = component.device if for_tenant is None else component.devices[for_tenant]
         leaving: list[Transfer] = []
         on_their_way = 0
         while ledger.room + on_their_way < n_slots:
@@ -192,8 +192,8 @@ class Evictor:
 
     def _drop(self, component: TreeComponent, n_slots: int) -> None:
         """Evict what is still missing to `n_slots`, copied or not."""
-        asker = self.tree.asker
-        ledger = component.device if asker is None else component.devices[asker]
+        for_tenant = self.tree.for_tenant
+        ledger = component.device if for_tenant is None else component.devices[for_tenant]
         if ledger.room < n_slots:
             eviction.evict_device(self.tree, component, n_slots - ledger.room)
 

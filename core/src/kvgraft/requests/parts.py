@@ -231,7 +231,7 @@ class Part:
         host = self.host_account
         return n <= self.account.promised and (host is None or n <= host.promised)
 
-    def beyond_promise(self, n: int) -> list[tuple[Ledger, int]]:
+    def unreserved(self, n: int) -> list[tuple[Ledger, int]]:
         """By pool, how many of `n` slots are not promised."""
         accounts = (self.account, self.host_account)
         return [

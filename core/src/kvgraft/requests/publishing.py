@@ -138,12 +138,12 @@ class Leaving(NamedTuple):
     Attributes:
         page: at this boundary at the latest.
         behind: from this boundary on, some are behind its reaches.
-        scarce: those are left once so many pages have slots: no more are promised.
+        low_pages: those are left once so many pages have slots: no more are promised.
     """
 
     page: int
     behind: int
-    scarce: int
+    low_pages: int
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -187,9 +187,9 @@ class Rows:
         length: tokens computed.
         allocated: pages with slots.
         given: position behind the tokens that the last step gave slots to.
-        quiet: up to this many tokens nothing is to be done for a request but to count them.
+        next_event_tokens: up to this many, a request's tokens are only counted.
         promised: up to this many pages its slots are promised.
-        scarce: from this many pages on, and
+        low_pages: from this many pages on, and
         behind: from this many tokens on: pages behind its reaches make room for the next ones.
         tracks: whether its states are kept at every page boundary.
         slides: whether its pins are loosened as it goes on.
@@ -214,7 +214,7 @@ class Rows:
         self.free: list[int] = []
         self.stale: set[int] = set()
         self.length = self.allocated = self.given = np.zeros(0, np.int64)
-        self.quiet = self.promised = self.scarce = self.behind = self.length
+        self.next_event_tokens = self.promised = self.low_pages = self.behind = self.length
         self.tracks = self.slides = np.zeros(0, np.bool_)
         self.held_from = [self.length] * len(tree.components)
         self._entered: list[list[tuple[int, bytes]]] = [[] for _ in tree.components]
@@ -270,9 +270,9 @@ class Rows:
         self.length = _longer(self.length, more)
         self.allocated = _longer(self.allocated, more)
         self.given = _longer(self.given, more)
-        self.quiet = _longer(self.quiet, more)
+        self.next_event_tokens = _longer(self.next_event_tokens, more)
         self.promised = _longer(self.promised, more)
-        self.scarce = _longer(self.scarce, more)
+        self.low_pages = _longer(self.low_pages, more)
         self.behind = _longer(self.behind, more)
         self.tracks = np.concatenate([self.tracks, np.zeros(more, np.bool_)])
         self.slides = np.concatenate([self.slides, np.zeros(more, np.bool_)])
@@ -304,7 +304,7 @@ class Rows:
 
     def touch(self, row: int) -> None:
         """A request was changed by another call than `step`: its row is read anew."""
-        self.quiet[row] = 0
+        self.next_event_tokens[row] = 0
         self.stale.add(row)
 
     def touch_all(self) -> None:

@@ -135,7 +135,7 @@ class PageSlots:
                 continue
             n = component.stored_between(first, end) * component.slots_per_page
             if not part.has_promised(n) and any(
-                short > ledger.headroom for ledger, short in part.beyond_promise(n)
+                short > ledger.headroom for ledger, short in part.unreserved(n)
             ):
                 return False
             if n:
@@ -184,7 +184,7 @@ class PageSlots:
                 return False
         return True
 
-    def beyond_promise(
+    def unreserved(
         self, request: Request, pages: int, page: int
     ) -> list[tuple[Ledger, int]] | None:
         """The slots, by pool, that the next `pages` pages need beside the promised ones.
@@ -201,7 +201,7 @@ class PageSlots:
             if not component.is_prefix_closed:
                 n -= sum(run.end - run.first for run in self._behind(part, page)[1])
             if n > 0:
-                found += part.beyond_promise(n * component.slots_per_page)
+                found += part.unreserved(n * component.slots_per_page)
         return found if all(n <= ledger.headroom for ledger, n in found) else None
 
     def is_worth_keeping(self, request: Request, page: int) -> bool:

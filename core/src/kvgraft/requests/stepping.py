@@ -303,11 +303,11 @@ class Stepper:
             size = self.tree.page_size
             sliding = rows.slides
             next_page = (rows.length[sliding] // size + 1) * size
-            rows.quiet[sliding] = np.minimum(rows.quiet[sliding], next_page)
-        slow = batch.length >= rows.quiet[at]
+            rows.next_event_tokens[sliding] = np.minimum(rows.next_event_tokens[sliding], next_page)
+        slow = batch.length >= rows.next_event_tokens[at]
         if batch.n_tokens:
             slow |= batch.end > rows.promised[at]
-        slow |= (batch.first >= rows.scarce[at]) & (batch.length >= rows.behind[at])
+        slow |= (batch.first >= rows.low_pages[at]) & (batch.length >= rows.behind[at])
         if self.tree.has_state and not batch.n_tokens:
             # Its states are due, and kept when it goes on.
             slow |= rows.tracks[at] & (batch.length % self.state_tokens == 0)
@@ -556,9 +556,9 @@ class Stepper:
             found[:, 1],
             found[:, 2],
         )
-        rows.scarce[at], rows.tracks[at], rows.slides[at] = found[:, 3], found[:, 4], found[:, 5]
+        rows.low_pages[at], rows.tracks[at], rows.slides[at] = found[:, 3], found[:, 4], found[:, 5]
         size = self.tree.page_size
-        rows.behind[at], rows.quiet[at] = found[:, 6] * size, found[:, 7] * size
+        rows.behind[at], rows.next_event_tokens[at] = found[:, 6] * size, found[:, 7] * size
         rows.write_entered()
 
     def _look_at(self, request: Request, batch: Batch) -> tuple[int, ...]:
@@ -583,11 +583,11 @@ class Stepper:
             request.computed,
             request.allocated,
             self._promised(request),
-            leaving.scarce,
+            leaving.low_pages,
             self.tree.has_state and request.total > request.prompt,
             slides < NO_PAGE,
             leaving.behind,
-            min(self._quiet(request, following), slides, leaving.page),
+            min(self._next_event_page(request, following), slides, leaving.page),
         )
 
     def _promised(self, request: Request) -> int:
@@ -603,20 +603,20 @@ class Stepper:
         )
         return request.allocated + max(0, pages)
 
-    def _quiet(self, request: Request, following: int) -> int:
+    def _next_event_page(self, request: Request, following: int) -> int:
         """The page from which on a request's prompt or states need more than to be counted.
 
         0 for at once; `following` is the next boundary.
         """
         if request.computed < request.prompt or request.checkpoints:
             return 0
-        quiet, decode_pages = NO_PAGE, self.publisher.points.decode_pages
+        page, decode_pages = NO_PAGE, self.publisher.points.decode_pages
         for part in request.state_parts:
             if part.live is None or part.due or part.captured or part.due_as is not DECODED:
                 return 0
             if part.tracked is None and request.total > request.prompt:
-                quiet = -(-following // decode_pages) * decode_pages
-        return quiet
+                page = -(-following // decode_pages) * decode_pages
+        return page
 
 
 def _no_request(requests: Sequence[object]) -> object:

@@ -175,7 +175,7 @@ class TreeComponent:
             tenants, `device` and `host` alone.
         narrower: indexes of components whose reach this one contains, itself included: their data
             loses its use on a node where this component's data is gone (E3).
-        hangs_from: indexes of the components without whose data on a node this one's is of no use
+        depends_on: indexes of the components without whose data on a node this one's is of no use
             there: those that need every page, else the base, where their reach contains this
             one's and is not contained in it (T4).
         segment_at: gives the pages that its reach covers at a boundary, in pages; of a state the
@@ -195,7 +195,7 @@ class TreeComponent:
         host_level: that victim's level, see `kvgraft.tree.lifetimes`.
         entries: entries by queue, as in `Cell.queued`, as the tree counts them.
         dead: how many of them are of nodes that left the tree.
-        withholds: whether its orders keep candidates back from some tenants, see
+        per_tenant_order: whether its orders keep candidates back from some tenants, see
             `kvgraft.tree.tenants`.
         refused: the error of an order that did not take a candidate; None if all took theirs.
     """
@@ -205,6 +205,7 @@ class TreeComponent:
         "can_copy",
         "clean",
         "dead",
+        "depends_on",
         "device",
         "device_evictions",
         "device_queue",
@@ -212,7 +213,6 @@ class TreeComponent:
         "doubles",
         "ends_at_boundary",
         "entries",
-        "hangs_from",
         "home_is_host",
         "host",
         "host_evictions",
@@ -225,6 +225,7 @@ class TreeComponent:
         "is_state",
         "name",
         "narrower",
+        "per_tenant_order",
         "reach",
         "reach_pages",
         "refused",
@@ -232,7 +233,6 @@ class TreeComponent:
         "slots_per_page",
         "stored_pages",
         "window_pages",
-        "withholds",
     )
 
     def __init__(
@@ -266,7 +266,7 @@ class TreeComponent:
         self.devices = device.parts
         self.hosts = (None,) * len(self.devices) if host is None else host.parts
         self.narrower: tuple[int, ...] = (index,)
-        self.hangs_from: tuple[int, ...] = ()
+        self.depends_on: tuple[int, ...] = ()
         self.behind_queue: Order = RecencyQueue()
         self.device_queue: Order = RecencyQueue()
         self.host_queue: Order = RecencyQueue()
@@ -277,7 +277,7 @@ class TreeComponent:
         self.entries = [0] * (max(PLACES) + 1)
         self.dead = [0] * (max(PLACES) + 1)
         self.refused: Exception | None = None
-        self.withholds = False
+        self.per_tenant_order = False
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
 
@@ -438,12 +438,12 @@ class TreeComponent:
             if there and not moved:
                 return node
             self.dead[place] -= not there
-            if self.withholds and place == ON_DEVICE and entries[BEHIND]:
+            if self.per_tenant_order and place == ON_DEVICE and entries[BEHIND]:
                 # Its tenant has one candidate less: another may be the one to give up data now.
                 behind = self.take_behind()
                 if behind is not None:
                     return behind
-        if entries[place] and not self.withholds:
+        if entries[place] and not self.per_tenant_order:
             raise self._bad_order(f"gives none while {entries[place]} candidates wait")
         return None
 

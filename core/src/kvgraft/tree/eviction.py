@@ -87,7 +87,7 @@ def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
 
 def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
     """Whether the next victim for a tenant's request is data that a running request left behind."""
-    asked, tree.asker = tree.asker, tenant
+    asked, tree.for_tenant = tree.for_tenant, tenant
     try:
         while component.entries[BEHIND]:
             node = component.take_behind()
@@ -102,7 +102,7 @@ def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
             tree.queue_double(node, component)
         return False
     finally:
-        tree.asker = asked
+        tree.for_tenant = asked
 
 
 def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
@@ -127,7 +127,7 @@ def victim_at(tree: Tree, node: Node, component: TreeComponent, below: int = 0) 
     cell = node.cells[component.index]
     if cell.device is None or cell.device_pins:
         return None
-    of_another = tree.asker is not None and node.tenant != tree.asker
+    of_another = tree.for_tenant is not None and node.tenant != tree.for_tenant
     if of_another:
         _keep_guaranteed(tree, node, component, component.devices[node.tenant])
     held = []
@@ -201,7 +201,7 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
     lift_recency(tree, node, parent)
     if node.live_host or node.operations is not None or node.children is not None:
         drop_unreachable(tree, node)
-    tree.remove_dead(node)
+    tree.prune(node)
 
 
 def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
@@ -225,10 +225,10 @@ def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
 
     Stops as soon as the target is reached, counting slots that cascades freed; returns short when
     there is nothing left to take (E2, E6). Nothing is copied: see `kvgraft.requests.eviction` for
-    write-back. For a tenant's request (`Tree.asker`) its limit counts as well: slots that it may
-    take.
+    write-back. For a tenant's request (`Tree.for_tenant`) its limit counts as well: slots that it
+    may take.
     """
-    ledger = component.device if tree.asker is None else component.devices[tree.asker]
+    ledger = component.device if tree.for_tenant is None else component.devices[tree.for_tenant]
     before = component.device.free
     target = ledger.room + n_slots
     while ledger.room < target:
@@ -241,7 +241,7 @@ def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
 
 def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     """Free at least `n_slots` more HOST slots of one component; returns how many it freed (E5)."""
-    ledger = component.host if tree.asker is None else component.hosts[tree.asker]
+    ledger = component.host if tree.for_tenant is None else component.hosts[tree.for_tenant]
     assert ledger is not None
     before = ledger.free
     target = ledger.room + n_slots
@@ -273,7 +273,7 @@ def is_admitted(tree: Tree, victim: Victim, component: TreeComponent) -> bool:
     """
     ledger, floor, node = component.host, component.host_floor, victim.node
     assert ledger is not None
-    if floor is None or component.withholds or ledger.free >= component.n_slots(node):
+    if floor is None or component.per_tenant_order or ledger.free >= component.n_slots(node):
         return True
     stamp = node.cells[component.index].stamp
     level, score = tree.level(stamp), component.host_queue.score(stamp)
@@ -284,7 +284,7 @@ def is_admitted(tree: Tree, victim: Victim, component: TreeComponent) -> bool:
 
 def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
     """Free one node's HOST cells: everything at a leaf, else the component and narrower ones."""
-    of_another = tree.asker is not None and node.tenant != tree.asker
+    of_another = tree.for_tenant is not None and node.tenant != tree.for_tenant
     if of_another:
         ledger = component.hosts[node.tenant]
         assert ledger is not None
@@ -321,7 +321,7 @@ def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
             if tree.is_host_candidate(parent, other):
                 other.queue_host(parent)
     drop_unreachable(tree, node)
-    tree.remove_dead(node)
+    tree.prune(node)
 
 
 def _host_idle(node: Node, component: TreeComponent) -> bool:
@@ -368,7 +368,7 @@ def drop_unreachable(tree: Tree, node: Node) -> None:
             if cell.host is not None and not cell.host_pins:
                 tree.drop_host(below, component, "cascade")
         if below is not node:
-            tree.remove_dead(below)
+            tree.prune(below)
 
 
 SLICE: Final = 512
@@ -451,14 +451,14 @@ class Sweeper:
 
     def make_room(self, ledger: PoolBooks, n_slots: int) -> None:
         """Some steps among data not visited before, fewer where a ledger has room for `n_slots`."""
-        asked, self.tree.asker = self.tree.asker, None
+        asked, self.tree.for_tenant = self.tree.for_tenant, None
         try:
             for _ in range(self.n_steps):
                 if not self.is_behind or ledger.room >= n_slots:
                     break
                 self._step()
         finally:
-            self.tree.asker = asked
+            self.tree.for_tenant = asked
 
     def _step(self) -> Node | None:
         """Go one node down, or leave one whose children are done; the node that was left."""
@@ -488,7 +488,7 @@ def _drop(tree: Tree, node: Node) -> None:
     for component in tree.components:
         if tree.is_host_candidate(node, component):
             tree.drop_host(node, component, "cleared")
-    tree.remove_dead(node)
+    tree.prune(node)
 
 
 def held_slots(tree: Tree, nodes: Iterable[Node]) -> tuple[dict[str, int], dict[str, int]]:

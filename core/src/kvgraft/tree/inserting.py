@@ -327,7 +327,7 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
     """
     cells = node.cells
     wanted = cells[component.index].device is None
-    for index in component.hangs_from:
+    for index in component.depends_on:
         wanted = wanted and cells[index].device is not None
     if holding.renews and cells[component.index].device_pins:
         wanted = False

@@ -118,7 +118,7 @@ def _leave(tree: Tree, operation: Operation) -> None:
     for node in reversed(operation.nodes):
         if node.parent is not None:
             drop_unreachable(tree, node)
-            tree.remove_dead(node)
+            tree.prune(node)
 
 
 # -- DEVICE to HOST
@@ -398,7 +398,7 @@ def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool)
     below_a_node = component.is_prefix_closed and parent.parent is not None
     if below_a_node and parent.cells[component.index].device is None:
         return False
-    return all(node.cells[index].device is not None for index in component.hangs_from)
+    return all(node.cells[index].device is not None for index in component.depends_on)
 
 
 def parent_on_host(tree: Tree, node: Node) -> bool:

@@ -272,7 +272,7 @@ def release(tree: Tree, receipt: Receipt) -> None:
     for component, segment in zip(tree.components, receipt.segments):
         _unpin(tree, component, anchor, segment)
     if anchor.parent is not None and not anchor.live_device and not anchor.live_host:
-        tree.remove_dead(anchor)
+        tree.prune(anchor)
 
 
 def release_host(tree: Tree, receipt: Receipt) -> None:
@@ -541,7 +541,7 @@ def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
     node.receipts -= 1
     release_host(tree, receipt)
     if node.parent is not None and not node.live_device and not node.live_host:
-        tree.remove_dead(node)
+        tree.prune(node)
 
 
 def _needed(component: TreeComponent, node: Node, boundary: int) -> tuple[Span, ...]:

@@ -241,7 +241,7 @@ class SharedLedger(PoolBooks):
 class TenantOrders:
     """The candidates of one pool: an order for each tenant.
 
-    Whose candidate leaves next depends on the tenant that room is made for (`Tree.asker`).
+    Whose candidate leaves next depends on the tenant that room is made for (`Tree.for_tenant`).
 
     Args:
         tree: says for whom room is made.
@@ -294,18 +294,18 @@ class TenantOrders:
         The tenant that asks may lose its own whatever it has, others what they borrowed (K4, K5).
         Where it is its limit that the tenant is short of, only its own helps.
         """
-        ledgers, asker = self._ledgers, self._tree.asker
-        if asker is not None:
-            own = ledgers[asker]
+        ledgers, for_tenant = self._ledgers, self._tree.for_tenant
+        if for_tenant is not None:
+            own = ledgers[for_tenant]
             if own.limit - own.used <= own.allocator.n_free:
-                return asker
+                return for_tenant
         found, most = None, (0.0, False)
         for index, ledger in enumerate(ledgers):
             if not self._waiting[index] and not (self._beside and self._beside.waits(index)):
                 continue
             over = ledger.over
-            if over > 0 or asker is None or index == asker:
-                rank = over / ledger.tenant.weight, index == asker
+            if over > 0 or for_tenant is None or index == for_tenant:
+                rank = over / ledger.tenant.weight, index == for_tenant
                 if found is None or rank > most:
                     found, most = index, rank
         return found
@@ -335,7 +335,7 @@ class TenantOrders:
 
 def share_orders(tree: Tree, component: TreeComponent, policy: EvictionPolicy) -> None:
     """Give every tenant orders of its own in the pools of a component."""
-    component.withholds = True
+    component.per_tenant_order = True
     device, host = component.device, component.host
     assert isinstance(device, SharedLedger)
     used = TenantOrders(tree, device, [policy.order(each) for each in device.parts])

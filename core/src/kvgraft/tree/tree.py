@@ -109,7 +109,7 @@ class Tree:
         lifetimes: the terms of data; None while no use had any.
         mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
-        asker: the tenant that room is being made for; None for nobody's request.
+        for_tenant: the tenant that room is being made for; None for nobody's request.
         observers: told of every change, one after the other.
         roots: by namespace.
         cleared: roots of cleared namespaces with their namespaces, while anything below them is
@@ -151,7 +151,7 @@ class Tree:
             component for component in self.components if component.is_prefix_closed
         )
         for component in self.components:
-            component.hangs_from = tuple(
+            component.depends_on = tuple(
                 other.index
                 for other in self.prefix_closed or self.components[:1]
                 if component.index in other.narrower and other.index not in component.narrower
@@ -178,7 +178,7 @@ class Tree:
         self.use_term: Term | None = None
         self.lifetimes: Lifetimes | None = None
         self.tenant_of: Callable[[object], int] = _one_tenant
-        self.asker: int | None = None
+        self.for_tenant: int | None = None
         self.n_nodes = 0
         self.n_splits = 0
         """Nodes that were split so far."""
@@ -373,7 +373,7 @@ class Tree:
         self.queue_candidates(upper)
         return upper
 
-    def remove_dead(self, node: Node) -> None:
+    def prune(self, node: Node) -> None:
         """Remove `node` and its ancestors as far as they hold and lead to nothing (T3)."""
         while (
             not node.live_device
@@ -496,7 +496,7 @@ class Tree:
         assert ledger is not None
         n_slots = len(slots) // SLOT_BYTES
         ledger.evictable -= n_slots
-        if self.asker is not None and self.asker != node.tenant:
+        if self.for_tenant is not None and self.for_tenant != node.tenant:
             ledger.lost += n_slots
         (component.device_evictions if on_device else component.host_evictions)[cause] += n_slots
 
@@ -593,7 +593,7 @@ class Tree:
 
     def queue_double(self, node: Node, component: TreeComponent) -> None:
         """Under write-back HOST gives up first what DEVICE has, too, but no canonical copy."""
-        kept = self.prefix_closed_host or component.home_is_host or component.withholds
+        kept = self.prefix_closed_host or component.home_is_host or component.per_tenant_order
         if not kept:
             component.queue_double(node)
 

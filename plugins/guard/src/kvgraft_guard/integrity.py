@@ -153,7 +153,7 @@ def _check_bases(tree: Tree, node: Node) -> None:
             )
         for index in component.narrower:
             other = node.cells[index]
-            hangs = component.index in tree.components[index].hangs_from
+            hangs = component.index in tree.components[index].depends_on
             if hangs and other.device is not None and cell.device is None:
                 raise IntegrityError(
                     "T4",
@@ -305,7 +305,7 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
     def is_double(node: Node, component: TreeComponent) -> bool:
         cell = node.cells[component.index]
         both = cell.device is not None and cell.host is not None and not cell.queued & CLEAN
-        kept = tree.prefix_closed_host or component.home_is_host or component.withholds
+        kept = tree.prefix_closed_host or component.home_is_host or component.per_tenant_order
         return both and not kept
 
     for queue, flag, is_candidate in (

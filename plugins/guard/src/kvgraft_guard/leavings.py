@@ -271,7 +271,7 @@ class Leavings:
                 f"{had[page, 0]} and has {has[page, 0]}",
             )
         hangs = np.ones(n_pages, np.bool_)
-        for each in component.hangs_from:
+        for each in component.depends_on:
             if self.tree.components[each].is_prefix_closed:
                 continue  # the request has it on every page
             column = now.tree[each][:n_pages, 0]
@@ -456,7 +456,7 @@ class Leavings:
         """Whether the tree has the pages that a state at `page` needs to be of use (T4)."""
         return all(
             page <= len(now.tree[each]) and now.tree[each][page - 1, 0] >= 0
-            for each in component.hangs_from
+            for each in component.depends_on
         )
 
     def _is_due(self, request: Request, component: TreeComponent, page: int) -> bool:

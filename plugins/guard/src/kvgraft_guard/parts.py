@@ -109,10 +109,10 @@ class GuardedTree(_Guarded, Tree):
                 "E2", component.name, f"{node!r} is dropped as cleared, and its namespace is not"
             )
 
-    def remove_dead(self, node: Node) -> None:
+    def prune(self, node: Node) -> None:
         if self.guard is not None:
             self.guard.watched.rooms.removes(node)
-        super().remove_dead(node)
+        super().prune(node)
 
 
 class GuardedJournal(_Guarded, Journal):

@@ -529,7 +529,7 @@ class Shares:
         """Every state on the pages that were inserted is the tree's (I7)."""
         component = self.tree.components[index]
         for node in shelf.nodes:
-            hangs = all(node.cells[each].device is not None for each in component.hangs_from)
+            hangs = all(node.cells[each].device is not None for each in component.depends_on)
             if node.end in mine and node.end <= end and hangs and not node.cells[index].device:
                 raise ContractViolation(
                     "I7",

@@ -58,14 +58,14 @@ class _Room(NamedTuple):
     Attributes:
         component: whose pool is short.
         ledgers: that pool's, by tenant.
-        asker: the tenant it is for; None for nobody.
+        for_tenant: the tenant it is for; None for nobody.
         kept: what every tenant has, by component: those that may not lose it.
         on_device: on which tier.
     """
 
     component: TreeComponent
     ledgers: tuple[TenantLedger, ...]
-    asker: int | None
+    for_tenant: int | None
     kept: dict[int, list[int]]
     on_device: bool
 
@@ -87,7 +87,7 @@ class Tenancy:
         ledgers = component.devices if on_device else component.hosts
         return tuple([each for each in ledgers if isinstance(each, TenantLedger)])
 
-    def begin(self, component: TreeComponent, asker: int | None, *, on_device: bool) -> object:
+    def begin(self, component: TreeComponent, for_tenant: int | None, *, on_device: bool) -> object:
         """Room is being made for a tenant; what was being made before, for `end`."""
         before = self._room
         if self.shared:
@@ -97,7 +97,7 @@ class Tenancy:
                 for other in self.tree.components
                 if other is component or other.index not in component.narrower
             }
-            self._room = _Room(component, ledgers, asker, kept, on_device)
+            self._room = _Room(component, ledgers, for_tenant, kept, on_device)
             self._over = [_kept(each) - each.guarantee for each in ledgers]
         return before
 
@@ -109,7 +109,7 @@ class Tenancy:
         if not room.on_device:  # it is reported before it has left
             self._over = [_kept(each) - each.guarantee for each in room.ledgers]
         over, ledgers = self._over, room.ledgers
-        if room.asker not in (None, node.tenant) and over[node.tenant] <= 0:
+        if room.for_tenant not in (None, node.tenant) and over[node.tenant] <= 0:
             raise ContractViolation(
                 "K4",
                 room.component.name,
@@ -118,9 +118,9 @@ class Tenancy:
             )
         ranks = [each / ledger.tenant.weight for each, ledger in zip(over, ledgers)]
         for at, ledger in enumerate(ledgers):
-            if at != node.tenant and ledger.evictable and room.asker is not None:
+            if at != node.tenant and ledger.evictable and room.for_tenant is not None:
                 borrowed = over[at] > 0 and not self._at_limit(room)
-                if (borrowed or at == room.asker) and ranks[at] > ranks[node.tenant]:
+                if (borrowed or at == room.for_tenant) and ranks[at] > ranks[node.tenant]:
                     if not self._has_candidate(room, at):
                         continue
                     raise ContractViolation(
@@ -133,8 +133,8 @@ class Tenancy:
         self._over = [_kept(each) - each.guarantee for each in ledgers]
 
     def _at_limit(self, room: _Room) -> bool:
-        assert room.asker is not None
-        own = room.ledgers[room.asker]
+        assert room.for_tenant is not None
+        own = room.ledgers[room.for_tenant]
         return own.limit - _kept(own) <= own.free
 
     def _has_candidate(self, room: _Room, tenant: int) -> bool:
@@ -165,22 +165,22 @@ class Tenancy:
         if isinstance(before, _Room):
             self._room = before
             self._over = [_kept(each) - each.guarantee for each in before.ledgers]
-        if room is None or room.asker is None:
+        if room is None or room.for_tenant is None:
             return
         for other in self.tree.components:
             was = room.kept.get(other.index)
             now = self._ledgers(other, on_device=room.on_device)
             for at, ledger in enumerate(now if was is not None else ()):
                 assert was is not None
-                if at != room.asker and _kept(ledger) < min(was[at], ledger.guarantee):
+                if at != room.for_tenant and _kept(ledger) < min(was[at], ledger.guarantee):
                     raise ContractViolation(
                         "K4",
                         other.name,
                         f"tenant {ledger.tenant.name!r} went from {was[at]} to {_kept(ledger)} "
                         f"{ledger.tier.value} slots, below its guarantee of {ledger.guarantee}, "
-                        f"for a request of {room.ledgers[room.asker].tenant.name!r}",
+                        f"for a request of {room.ledgers[room.for_tenant].tenant.name!r}",
                     )
-        own = room.ledgers[room.asker]
+        own = room.ledgers[room.for_tenant]
         left = own.evictable
         if not self._at_limit(room):
             left += sum(

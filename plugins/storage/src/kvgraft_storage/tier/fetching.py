@@ -585,7 +585,7 @@ class Fetch:
         if before is not None:
             let_go_of_host(tree, before)
         if self._tip_held is None:
-            tree.remove_dead(tip)
+            tree.prune(tip)
             return False
         self.tip = tip
         self.key.found_at(tip, tree.root(self.key.namespace))

@@ -157,7 +157,7 @@ class BruteForce:
             return inner.name in outer.said_to_contain
         return _contains(outer.parts, inner.parts)
 
-    def hangs_from(self, component: ModelComponent) -> list[ModelComponent]:
+    def depends_on(self, component: ModelComponent) -> list[ModelComponent]:
         """Components without whose data on a page this one's is of no use there (T4).
 
         Those that need every page, or else the base, which comes first: where their reach contains

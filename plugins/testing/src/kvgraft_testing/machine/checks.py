@@ -121,7 +121,7 @@ def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_clos
     """Held data implies the data it depends on (T4, T5, B1)."""
     for component in model.components:
         held = after.held[component.name]
-        for wider in model.hangs_from(component):
+        for wider in model.depends_on(component):
             loose = held.device.keys() - after.held[wider.name].device.keys()
             if loose:
                 judge.fail("T4", component.name, f"holds {loose}, {wider.name!r} does not")

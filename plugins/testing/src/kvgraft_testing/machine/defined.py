@@ -70,23 +70,27 @@ def _check_giver(
 ) -> None:
     """The tenant that borrowed most by its weight gives first; one that asks, its own data (K5)."""
     waiting = [at for at in range(len(shares)) if queue.waits(at)]
-    asked = cache.tree.asker
-    for asker in (None, *range(len(shares))):
-        cache.tree.asker = asker
+    asked = cache.tree.for_tenant
+    for for_tenant in (None, *range(len(shares))):
+        cache.tree.for_tenant = for_tenant
         try:
             giver = queue.giver()
         finally:
-            cache.tree.asker = asked
-        if asker is not None and shares[asker].limit - shares[asker].used <= free:
-            may = [asker]
+            cache.tree.for_tenant = asked
+        if for_tenant is not None and shares[for_tenant].limit - shares[for_tenant].used <= free:
+            may = [for_tenant]
         else:
-            may = [at for at in waiting if asker in (None, at) or shares[at].over > 0]
+            may = [at for at in waiting if for_tenant in (None, at) or shares[at].over > 0]
             most = max((shares[at].over / weights[at] for at in may), default=0.0)
             may = [at for at in may if shares[at].over / weights[at] == most] or [None]
         if giver not in may and (giver is None or giver in waiting):
             name, tier = where
-            said = f"{tier}: tenant {giver} gives up data for {asker}, it was {may}'s turn"
-            kept = giver not in (None, asker) and asker is not None and shares[giver].over <= 0
+            said = f"{tier}: tenant {giver} gives up data for {for_tenant}, it was {may}'s turn"
+            kept = (
+                giver not in (None, for_tenant)
+                and for_tenant is not None
+                and shares[giver].over <= 0
+            )
             judge.fail("K4" if kept else "K5", name, f"{said}: {shares}, weights {weights}")
 
 

@@ -129,14 +129,14 @@ def adopted(model: BruteForce, before: Snapshot, offered: Adopted) -> Adopted:
     there = {name: set(held.device) for name, held in before.held.items()}
 
     def depth(component: ModelComponent) -> int:
-        return len(model.hangs_from(component))
+        return len(model.depends_on(component))
 
     for component in sorted(model.components, key=depth):
         mine = {
             page: slots
             for page, slots in offered[component.name].items()
             if page not in there[component.name]
-            and all(page in there[wider.name] for wider in model.hangs_from(component))
+            and all(page in there[wider.name] for wider in model.depends_on(component))
         }
         result[component.name] = mine
         there[component.name] |= mine.keys()

@@ -212,5 +212,5 @@ class Resuming:
         """Drop data whose bounded base is still the request's: it is of no use there (T4)."""
         base = self.model.components[0]
         for each in self.bounded:
-            if base in self.model.hangs_from(each):
+            if base in self.model.depends_on(each):
                 own.dropped |= leaving.pages[each.name] & own.private[base.name]

@@ -78,9 +78,9 @@ def _check_component(
     asks: object,
 ) -> None:
     shares, tier = change.before.shares.get((name, change.tier), ()), change.tier
-    asker = change.before.tenant_of(asks)
+    for_tenant = change.before.tenant_of(asks)
     for tenant, n_slots in by_tenant.items():
-        if tenant == asker or any(
+        if tenant == for_tenant or any(
             tenant in lost[other]
             for other, part in change.parts.items()
             if other != name and change.model.contains(part, change.parts[name])
@@ -91,6 +91,6 @@ def _check_component(
             judge.fail(
                 "K4",
                 name,
-                f"{n_slots} slots of tenant {tenant} left {tier} for a request of tenant {asker}, "
-                f"it had borrowed {over}: {shares}",
+                f"{n_slots} slots of tenant {tenant} left {tier} for a request of tenant "
+                f"{for_tenant}, it had borrowed {over}: {shares}",
             )
