@@ -140,7 +140,8 @@ class Ticket:
         error: why it was rejected.
         cached: how much of its prompt was cached, and how much of that came from the host.
         retracted: how often it made room for others.
-        patience: how many more rounds it waits while another computes what it would resume from.
+        deferrals_left: how many more rounds it waits while another computes what it would resume
+            from.
         place: its place in line.
     """
 
@@ -150,7 +151,7 @@ class Ticket:
         self.output: list[int] = []
         self.error = ""
         self.cached = self.from_host = self.retracted = 0
-        self.patience = 8
+        self.deferrals_left = 8
         self.place: WaitingPlace[Ticket] | None = None
 
     @property
@@ -183,7 +184,7 @@ class Engine:
         for ticket in self.line.round():
             n_left = ticket.n_new - len(ticket.output)
             request = self.cache.begin(
-                ticket.key, reserve=n_left, chunk=CHUNK, patience=ticket.patience
+                ticket.key, reserve=n_left, chunk=CHUNK, max_deferrals=ticket.deferrals_left
             )
             decision = self.cache.admit(request)
             if decision.admitted:
@@ -193,7 +194,7 @@ class Engine:
                     ticket.from_host = request.anchor_tokens - request.device_tokens
                 self.prefilling[request] = ticket
             else:
-                ticket.patience = request.patience
+                ticket.deferrals_left = request.deferrals_left
                 self.cache.abort(request)  # its lease would hold room
             if decision.outcome is Outcome.NEVER_FITS:
                 ticket.error = str(decision)

@@ -35,14 +35,14 @@ def serve(queue: WaitingQueue[Job], capacity: int, running: list[Job]) -> None:
 
 @given(random=st.randoms(use_true_random=False), lookahead=st.integers(1, 6))
 def test_everybody_runs_though_newcomers_never_stop(random: Random, lookahead: int) -> None:
-    patience, capacity, longest = random.randint(0, 6), 10, 5
-    queue: WaitingQueue[Job] = WaitingQueue(lookahead, patience)
+    max_overtakes, capacity, longest = random.randint(0, 6), 10, 5
+    queue: WaitingQueue[Job] = WaitingQueue(lookahead, max_overtakes)
     running: list[Job] = []
     watched = [Job(random.randint(1, capacity), random.randint(1, longest)) for _ in range(6)]
     for job in watched:
         queue.append(job)
-    # once patience is spent, the first waits for those that run; before, it is overtaken
-    bound = (patience + lookahead + longest + 1) * len(watched)
+    # once max_overtakes is spent, the first waits for those that run; before, it is overtaken
+    bound = (max_overtakes + lookahead + longest + 1) * len(watched)
     for _ in range(bound):
         queue.append(Job(random.randint(1, 3), random.randint(1, longest)))
         serve(queue, capacity, running)
@@ -50,7 +50,7 @@ def test_everybody_runs_though_newcomers_never_stop(random: Random, lookahead: i
 
 
 def test_a_large_request_lets_small_ones_pass_and_then_no_more() -> None:
-    queue: WaitingQueue[str] = WaitingQueue(lookahead=2, patience=3)
+    queue: WaitingQueue[str] = WaitingQueue(lookahead=2, max_overtakes=3)
     queue.append("large")
     passed = 0
     for number in range(10):
@@ -67,7 +67,7 @@ def test_a_large_request_lets_small_ones_pass_and_then_no_more() -> None:
 
 
 def test_a_retracted_request_returns_without_starting_anybodys_wait_again() -> None:
-    queue: WaitingQueue[str] = WaitingQueue(lookahead=2, patience=3)
+    queue: WaitingQueue[str] = WaitingQueue(lookahead=2, max_overtakes=3)
     queue.append("large")
     overtaken = 0
     for number in range(30):
@@ -81,7 +81,7 @@ def test_a_retracted_request_returns_without_starting_anybodys_wait_again() -> N
             assert not place.waiting
             queue.put_back(place)
             assert list(queue)[:2] == ["large", line[-1]]
-    assert overtaken == 3, "a retracted request reset the patience of the one before it"
+    assert overtaken == 3, "a retracted request reset the max_overtakes of the one before it"
 
 
 def test_requests_that_return_keep_the_order_of_arrival() -> None:
@@ -148,18 +148,18 @@ def test_a_rejected_request_leaves_the_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lookahead", "patience", "said"),
+    ("lookahead", "max_overtakes", "said"),
     [
         (0, 8, "WaitingQueue: lookahead 0; give a whole number, 1 or more"),
-        (4, -1, "WaitingQueue: patience -1; give a whole number, 0 or more"),
+        (4, -1, "WaitingQueue: max_overtakes -1; give a whole number, 0 or more"),
         (True, 8, "WaitingQueue: lookahead True; give a whole number, 1 or more"),
     ],
 )
 def test_a_line_in_which_nobody_is_tried_is_refused(
-    lookahead: int, patience: int, said: str
+    lookahead: int, max_overtakes: int, said: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        WaitingQueue(lookahead, patience)
+        WaitingQueue(lookahead, max_overtakes)
     assert str(refused.value) == said
 
 

@@ -258,7 +258,7 @@ class Busy:
                 key,
                 reserve=random.choice([0, 0, 1, 2 * self.page]),
                 chunk=random.choice([None, self.page, 3 * self.page, 5]),
-                patience=random.choice([0, 0, 3]),
+                max_deferrals=random.choice([0, 0, 3]),
                 **options,
             )
         )

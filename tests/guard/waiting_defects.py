@@ -32,7 +32,7 @@ def waits(scene: Scene, namespace: object = None, times: int = 1) -> tuple[Reque
     """One request computes, another of the same prompt asks a few times."""
     first = scene.cache.begin(TokenKey(SHORT), chunk=2 * PAGE)
     assert scene.cache.admit(first).admitted
-    second = scene.cache.begin(TokenKey([*SHORT, 1], namespace), patience=3)
+    second = scene.cache.begin(TokenKey([*SHORT, 1], namespace), max_deferrals=3)
     for _ in range(times):
         assert not scene.cache.admit(second).shortages
     return first, second
@@ -40,15 +40,15 @@ def waits(scene: Scene, namespace: object = None, times: int = 1) -> tuple[Reque
 
 @breaks("A8")
 def a_wait_that_is_not_counted(put: Patch) -> None:
-    put_off = Serving._put_off
+    deferred = Serving._defer
 
     def for_ever(self: Serving, request: Request) -> Decision | None:
-        decision = put_off(self, request)
-        request.patience += decision is not None
+        decision = deferred(self, request)
+        request.deferrals_left += decision is not None
         return decision
 
     scene = Scene(plain=True)
-    put.into(scene.cache, _put_off=for_ever)
+    put.into(scene.cache, _defer=for_ever)
     waits(scene)
 
 
@@ -71,7 +71,7 @@ def a_wait_for_a_request_that_waits_itself(put: Patch) -> None:
 
     scene = Scene(plain=True)
     _, second = waits(scene, times=0)
-    third = scene.cache.begin(TokenKey([*SHORT, 1]), patience=3)
+    third = scene.cache.begin(TokenKey([*SHORT, 1]), max_deferrals=3)
     put.into(scene.cache.pending, find=each_other)
     scene.cache.admit(third)
 
@@ -95,16 +95,16 @@ def a_wait_for_more_than_is_shared(put: Patch) -> None:
 
 
 @breaks("M1")
-def a_request_that_was_put_off_and_keeps_its_match(put: Patch) -> None:
-    put_off = Serving._put_off
+def a_request_that_was_deferred_and_keeps_its_match(put: Patch) -> None:
+    deferred = Serving._defer
 
     def forgetful(self: Serving, request: Request) -> Decision | None:
-        decision = put_off(self, request)
-        request.put_off = False
+        decision = deferred(self, request)
+        request.deferred = False
         return decision
 
     scene = Scene(plain=True)
-    put.into(scene.cache, _put_off=forgetful)
+    put.into(scene.cache, _defer=forgetful)
     waits(scene, times=2)
 
 

@@ -225,7 +225,7 @@ def test_a_left_behind_state_need_not_be_kept_where_another_tenant_gives_first()
         namespace="tenant",
         reserve=0,
         along=3,
-        patience=0,
+        max_deferrals=0,
     )
     state.teardown()
 

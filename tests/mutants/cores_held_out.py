@@ -296,7 +296,7 @@ change(
     TWO,
     "A13",
     WaitingQueue.round,
-    "if place.waiting and place.overtaken >= self.patience:",
+    "if place.waiting and place.overtaken >= self.max_overtakes:",
     "if False:",
 )
 change(
@@ -304,7 +304,7 @@ change(
     TWO,
     "A13",
     WaitingQueue.round,
-    "if place.waiting and place.overtaken >= self.patience:",
+    "if place.waiting and place.overtaken >= self.max_overtakes:",
     "if place.waiting:",
 )
 

@@ -17,7 +17,7 @@ __all__: list[str] = []
 
 @mutant("everything", "A8")
 def a_request_waits_for_pages_without_end(patch: Patch) -> None:
-    edited(Serving._put_off, "request.patience -= 1", "pass")(patch)
+    edited(Serving._defer, "request.deferrals_left -= 1", "pass")(patch)
 
 
 @mutant("everything", "A8")
@@ -28,7 +28,7 @@ def a_request_waits_for_one_that_has_ended(patch: Patch) -> None:
     def late(self: PendingPages, request: Request) -> Pending | None:
         pending = find(self, request)
         before = known.get(id(request))
-        if before is not None and before.by.stage is CLOSED and request.put_off is False:
+        if before is not None and before.by.stage is CLOSED and request.deferred is False:
             return before
         if pending is not None:
             known[id(request)] = pending
@@ -43,15 +43,15 @@ def a_request_waits_for_another_namespaces_pages(patch: Patch) -> None:
 
 
 @mutant("everything", "M1")
-def a_request_that_was_put_off_is_not_matched_again(patch: Patch) -> None:
-    put_off = Serving._put_off
+def a_request_that_was_deferred_is_not_matched_again(patch: Patch) -> None:
+    deferred = Serving._defer
 
     def forgetful(self: Serving, request: Request) -> Decision | None:
-        decision = put_off(self, request)
-        request.put_off = False
+        decision = deferred(self, request)
+        request.deferred = False
         return decision
 
-    patch.setattr(Serving, "_put_off", forgetful)
+    patch.setattr(Serving, "_defer", forgetful)
 
 
 @mutant("everything", "M1")

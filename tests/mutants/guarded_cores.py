@@ -418,7 +418,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     "smaller requests pass a large one for ever": BadCore(
         ("A13",),
         "admission/waiting.py",
-        "if place.waiting and place.overtaken >= self.patience:",
+        "if place.waiting and place.overtaken >= self.max_overtakes:",
         "if False:",
     ),
     # -- transfers
@@ -693,10 +693,10 @@ GUARDED_CORES: dict[str, BadCore] = {
         "if by.stage is not ADMITTED or by.root is not request.root:",
         "if by.stage is not ADMITTED:",
     ),
-    "patience does not end": BadCore(
+    "deferrals never end": BadCore(
         ("A8",),
         "serving.py",
-        "        request.patience -= 1\n",
+        "        request.deferrals_left -= 1\n",
         "",
     ),
     "private slots are lost with their request": BadCore(

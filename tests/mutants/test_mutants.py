@@ -31,7 +31,7 @@ QUICK = (
     "an_arrival_is_told_twice",
     "an_observer_that_raises_takes_the_cache_down",
     "a_request_waits_for_pages_without_end",
-    "a_request_that_was_put_off_is_not_matched_again",
+    "a_request_that_was_deferred_is_not_matched_again",
     "more_is_pending_than_is_shared",
     "an_extent_is_leased_twice",
 )

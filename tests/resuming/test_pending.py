@@ -31,13 +31,13 @@ def opened(setup: Setup = SETUPS["full"], **options: object) -> Server:
 def begin(
     server: Server,
     tokens: Sequence[int],
-    patience: int = 0,
+    max_deferrals: int = 0,
     *,
     namespace: object = None,
     chunk: int = 4,
 ) -> Request:
     key = TokenKey(tokens, namespace)
-    return server.cache.begin(key, chunk=chunk, patience=patience)
+    return server.cache.begin(key, chunk=chunk, max_deferrals=max_deferrals)
 
 
 def running(server: Server, tokens: Sequence[int] = (*DOCUMENT, 1, 2)) -> Request:
@@ -52,7 +52,7 @@ def step(server: Server, request: Request) -> None:
     server.cache.checkpoint(request)
 
 
-def put_off(decision: Decision) -> bool:
+def deferred(decision: Decision) -> bool:
     return decision.outcome is Outcome.DEFERRED and decision.pending is not None
 
 
@@ -62,10 +62,10 @@ def test_a_wave_computes_its_document_once(setup: Setup, tail: int) -> None:
     """Also where the leader had no resume point at the document's end."""
     server = opened(setup)
     cache = server.cache
-    wave = [begin(server, [*DOCUMENT, *[n] * tail], patience=50) for n in range(4)]
+    wave = [begin(server, [*DOCUMENT, *[n] * tail], max_deferrals=50) for n in range(4)]
     decisions = [cache.admit(each) for each in wave]
     assert decisions[0].admitted
-    assert all(map(put_off, decisions[1:]))
+    assert all(map(deferred, decisions[1:]))
     for decision in decisions[1:]:
         assert decision.pending == (len(DOCUMENT), 0, wave[0])
     going, rounds = [wave[0]], 0
@@ -91,8 +91,8 @@ def test_a_wave_computes_its_document_once(setup: Setup, tail: int) -> None:
 def test_the_same_prompt_several_times_is_computed_once(setup: Setup) -> None:
     server = opened(setup)
     first = running(server, DOCUMENT)
-    others = [begin(server, DOCUMENT, patience=50) for _ in range(3)]
-    assert all(put_off(server.cache.admit(each)) for each in others)
+    others = [begin(server, DOCUMENT, max_deferrals=50) for _ in range(3)]
+    assert all(deferred(server.cache.admit(each)) for each in others)
     while first.computed < first.prompt:
         step(server, first)
     for each in others:
@@ -114,12 +114,12 @@ def test_pending_pages_say_whose_they_are_and_how_far_they_go() -> None:
     assert str(other.pending) == "20 tokens that another request computes, 4 so far"
     assert first.pending is None
     decision = server.cache.admit(other)
-    assert decision.admitted  # it was begun without patience
+    assert decision.admitted  # it was begun without deferrals
     server.cache.abort(other)
-    waiting = begin(server, [*DOCUMENT, 7], patience=1)
+    waiting = begin(server, [*DOCUMENT, 7], max_deferrals=1)
     said = "deferred; waits for 20 tokens that another request computes, 4 so far"
     assert str(server.cache.admit(waiting)) == said
-    assert waiting.patience == 0
+    assert waiting.deferrals_left == 0
     step(server, first)
     while first.computed < 20:
         step(server, first)
@@ -142,16 +142,16 @@ def test_a_waiting_request_goes_on_when_the_other_ends(setup: Setup, end: str) -
     server = opened(setup)
     cache = server.cache
     first = running(server)
-    other = begin(server, [*DOCUMENT, 7, 7], patience=50)
-    assert put_off(cache.admit(other))
+    other = begin(server, [*DOCUMENT, 7, 7], max_deferrals=50)
+    assert deferred(cache.admit(other))
     for _ in range(3):
         step(server, first)
-    assert put_off(cache.admit(other))
+    assert deferred(cache.admit(other))
     getattr(cache, end)(first)
     assert cache.admit(other).admitted
     if setup is SETUPS["full"]:
         assert other.anchor_tokens == 12  # it matched again
-    assert other.patience == 48
+    assert other.deferrals_left == 48
     server.prefill(other)
     cache.finish(other)
     cache.check_integrity()
@@ -160,19 +160,19 @@ def test_a_waiting_request_goes_on_when_the_other_ends(setup: Setup, end: str) -
 def test_a_stalled_request_is_waited_for_as_often_as_was_said() -> None:
     server = opened()
     running(server)
-    other = begin(server, [*DOCUMENT, 7], patience=3)
-    assert [put_off(server.cache.admit(other)) for _ in range(3)] == [True] * 3
+    other = begin(server, [*DOCUMENT, 7], max_deferrals=3)
+    assert [deferred(server.cache.admit(other)) for _ in range(3)] == [True] * 3
     assert server.cache.admit(other).admitted
     assert other.computed == 0
 
 
 def test_nobody_waits_for_one_that_waits() -> None:
     server = opened()
-    waiting = begin(server, DOCUMENT, patience=5)
-    other = begin(server, DOCUMENT, patience=5)
+    waiting = begin(server, DOCUMENT, max_deferrals=5)
+    other = begin(server, DOCUMENT, max_deferrals=5)
     assert other.pending is None
     assert server.cache.admit(other).admitted
-    assert put_off(server.cache.admit(waiting))
+    assert deferred(server.cache.admit(waiting))
 
 
 def test_another_namespace_another_cache_or_a_cut_key_is_not_waited_for() -> None:
@@ -189,21 +189,21 @@ def test_another_namespace_another_cache_or_a_cut_key_is_not_waited_for() -> Non
 def test_a_request_that_never_fits_is_rejected_at_once() -> None:
     server = opened()
     running(server)
-    large = server.cache.begin(TokenKey(DOCUMENT), reserve=1000, patience=9)
+    large = server.cache.begin(TokenKey(DOCUMENT), reserve=1000, max_deferrals=9)
     assert server.cache.admit(large).outcome is Outcome.NEVER_FITS
-    assert large.patience == 9
+    assert large.deferrals_left == 9
 
 
 def test_for_want_of_room_a_request_waits_as_it_always_did() -> None:
     server = opened(device_tokens=32)
     running(server)
-    other = begin(server, [*DOCUMENT, 7], patience=9)
+    other = begin(server, [*DOCUMENT, 7], max_deferrals=9)
     decision = server.cache.admit(other)
     assert decision.outcome is Outcome.DEFERRED
     assert decision.pending is None
     assert decision.waits_for is not None
     assert decision.shortages
-    assert other.patience == 9
+    assert other.deferrals_left == 9
 
 
 def states_of(request: Request) -> int:
@@ -219,7 +219,7 @@ def test_without_a_state_to_spare_the_point_before_is_waited_for() -> None:
         first = server.cache.begin(TokenKey([*DOCUMENT, 1, 2]), chunk=4, resume_at=8)
         assert server.cache.admit(first).admitted
         before = first.state_parts[0].account.promised
-        other = begin(server, [*DOCUMENT[:16], 7], patience=9)
+        other = begin(server, [*DOCUMENT[:16], 7], max_deferrals=9)
         assert server.cache.admit(other).pending == (expected, 0, first)
         assert first.state_parts[0].account.promised == before + (expected == 16)
         spare = int(states < 64)
@@ -234,18 +234,18 @@ def test_a_cut_that_costs_more_than_it_saves_is_not_asked_for() -> None:
         first = cache.begin(TokenKey(range(60)))
         assert cache.admit(first).admitted
         before = list(first.checkpoints)
-        other = cache.begin(TokenKey([*range(16), 7, 7]), patience=3)
-        assert put_off(cache.admit(other)) is bool(cuts)
+        other = cache.begin(TokenKey([*range(16), 7, 7]), max_deferrals=3)
+        assert deferred(cache.admit(other)) is bool(cuts)
         assert [page * PAGE for page in first.checkpoints if page not in before] == cuts
         cache.check_integrity()
         cache.close()
 
 
-@pytest.mark.parametrize("patience", [-1, 0.5, None, "4"])
-def test_patience_is_a_whole_number(patience: object) -> None:
+@pytest.mark.parametrize("max_deferrals", [-1, 0.5, None, "4"])
+def test_max_deferrals_is_a_whole_number(max_deferrals: object) -> None:
     server = opened()
-    with pytest.raises(ConfigError, match="begin: patience"):
-        server.cache.begin(TokenKey(DOCUMENT), patience=patience)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="begin: max_deferrals"):
+        server.cache.begin(TokenKey(DOCUMENT), max_deferrals=max_deferrals)  # type: ignore[arg-type]
 
 
 def test_a_request_does_not_keep_its_cache() -> None:

@@ -222,7 +222,7 @@ class Traffic:
             cache.abort(request)
 
     def serve(self, tokens: Sequence[int]) -> int:
-        """Prefetch with patience, run; the tokens that came from the store."""
+        """Prefetch, wait for it, run; the tokens that came from the store."""
         prefetch = self.tier.prefetch(TokenKey(tokens))
         self.let_time_pass(lambda: prefetch.ended)
         self.run(prefetch.key, prefetch)

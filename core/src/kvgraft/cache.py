@@ -158,7 +158,7 @@ class Cache(Serving):
         prefetch: Prefetch | None = None,
         resume_at: int | Sequence[int] | None = None,
         hint: Hint | str | None = None,
-        patience: int = 0,
+        max_deferrals: int = 0,
         priority: int | None = None,
         ttl_s: float | None = None,
     ) -> Request:
@@ -177,7 +177,7 @@ class Cache(Serving):
                 system prompt, of a document. They are resume points, rounded down to pages (I10).
             hint: whether the sequence comes back, as in `finish`, where it is known by now: "over"
                 for the only request of a batch job. It holds unless `finish` gives another.
-            patience: how many calls of `admit` may put it off while a running request computes
+            max_deferrals: how many calls of `admit` may defer it while a running request computes
                 pages that it would resume from (`Request.pending`); by default it computes them,
                 too.
             priority: of the data that it uses and computes, from -8 to 8, 0 by default: data of a
@@ -186,9 +186,9 @@ class Cache(Serving):
                 passed since it began, and since its end; with 0 from its end on.
 
         Raises:
-            ConfigError: no `TokenKey`, an empty one, a negative reservation or patience, a chunk
-                below one token, no hint of that name, no such priority or time, or a namespace that
-                storage has no name for.
+            ConfigError: no `TokenKey`, an empty one, a negative reservation or `max_deferrals`, a
+                chunk below one token, no hint of that name, no such priority or time, or a
+                namespace that storage has no name for.
             LeaseError: the cache is closed, a running request has this key, or the prefetch was
                 cancelled or is none of this cache.
         """
@@ -206,8 +206,8 @@ class Cache(Serving):
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         if hint is not None:
             request.hint = expect_hint("begin", hint)
-        if type(patience) is not int or patience:
-            request.patience = expect_count("begin: patience", patience)
+        if type(max_deferrals) is not int or max_deferrals:
+            request.deferrals_left = expect_count("begin: max_deferrals", max_deferrals)
         if priority is not None or ttl_s is not None:
             self.terms.ask("begin", request, priority, ttl_s)
         self._begin(request, prefetch)

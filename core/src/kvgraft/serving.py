@@ -183,10 +183,10 @@ class Serving:
         defers while nothing runs, copies in flight may be all there is to wait for. `poll`, and ask
         again; if `waits_for.overdue` names some that do not end, give the request up.
 
-        A request that would be admitted is deferred, at most as often as its `patience` says, while
-        another computes pages that it would resume from: `Decision.pending` names them. The next
-        call matches again. Waiting holds no slots but the pins; only requests that were admitted
-        are waited for, so none waits for one that waits (A8).
+        A request that would be admitted is deferred, at most as often as its `max_deferrals` says,
+        while another computes pages that it would resume from: `Decision.pending` names them. The
+        next call matches again. Waiting holds no slots but the pins; only requests that were
+        admitted are waited for, so none waits for one that waits (A8).
 
         Raises:
             LeaseError: another request runs with its key by now.
@@ -194,8 +194,8 @@ class Serving:
         self.expect_open()
         request = self.expect(request, LEASED)
         self._expect_free(request.key, "admit")
-        if request.put_off or request.limited is CROWDED or not self._may_share(request):
-            request.put_off = False
+        if request.deferred or request.limited is CROWDED or not self._may_share(request):
+            request.deferred = False
             self.leases.renew(request, self._limit(request))
         decision = self.budget.decide(request)
         gave: list[Any] = []
@@ -208,8 +208,8 @@ class Serving:
             # Holding a prefix can take more than computing it again; try as a miss (A8).
             self.leases.renew(request, 0)
             decision = self.budget.decide(request)
-        elif request.patience and decision.admitted:
-            decision = self._put_off(request) or decision
+        elif request.deferrals_left and decision.admitted:
+            decision = self._defer(request) or decision
         self.clean_reserve.waited_for = [
             (self.tree.by_name[each.component].device, each.needed)
             for each in decision.shortages
@@ -288,7 +288,7 @@ class Serving:
             request.key.counted = computed
         self._runs_no_more(request)
         request.stage = LEASED
-        request.load_started = request.put_off = False
+        request.load_started = request.deferred = False
         self.rows.give_back(request)
         self._give_up(parts)
         self.leases.unpin(held)
@@ -472,14 +472,14 @@ class Serving:
         cleared = self.tree.cleared
         return not cleared or request.root not in cleared
 
-    def _put_off(self, request: Request) -> Decision | None:
+    def _defer(self, request: Request) -> Decision | None:
         """Defer a request for the pages that another computes, once less often; None for none."""
         self.pending.ask_for_point(request)
         pending = self.pending.find(request)
         if pending is None:
             return None
-        request.patience -= 1
-        request.put_off = True
+        request.deferrals_left -= 1
+        request.deferred = True
         return Decision(DEFERRED, pending=pending)
 
     def _gives_way(self, gave: list[Any]) -> bool:

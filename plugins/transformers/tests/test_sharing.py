@@ -72,11 +72,11 @@ def test_several_answers_to_one_prompt_compute_it_once(
     assert engine.totals.computed_tokens == len(prompt) + 5 * PAGE + 6
 
 
-def test_without_patience_each_computes_its_own(
+def test_without_deferrals_each_computes_its_own(
     tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
 ) -> None:
     prompt = tokens(10 * PAGE)
-    engine = open_engine(tiny("llama"), LIMITS.model_copy(update={"patience_steps": 0}))
+    engine = open_engine(tiny("llama"), LIMITS.model_copy(update={"max_deferrals": 0}))
     engine.generate(GenerationRequest(prompt, 1) for _ in range(4))
     assert engine.totals.computed_tokens == 4 * len(prompt)
     assert engine.totals.followers == 0

@@ -41,20 +41,20 @@ class WaitingQueue(Generic[T]):
     """First come first served, with bounded overtaking.
 
     A request that does not fit lets smaller ones behind it run, so that it does not starve them;
-    but only `patience` times. Then no request passes it until it runs, so that they do not starve
-    it. A request that returns has its place in the order of arrival.
+    but only `max_overtakes` times. Then no request passes it until it runs, so that they do not
+    starve it. A request that returns has its place in the order of arrival.
 
     Args:
         lookahead: how many requests are tried in one round, 1 or more.
-        patience: how often a request may be overtaken, 0 or more.
+        max_overtakes: how often a request may be overtaken, 0 or more.
 
     Raises:
         ConfigError: one of them is no such number.
     """
 
-    def __init__(self, lookahead: int = 4, patience: int = 8) -> None:
+    def __init__(self, lookahead: int = 4, max_overtakes: int = 8) -> None:
         self.lookahead = expect_count("WaitingQueue: lookahead", lookahead, 1)
-        self.patience = expect_count("WaitingQueue: patience", patience)
+        self.max_overtakes = expect_count("WaitingQueue: max_overtakes", max_overtakes)
         self._line: deque[WaitingPlace[T]] = deque()
 
     def __len__(self) -> int:
@@ -92,7 +92,7 @@ class WaitingQueue(Generic[T]):
         """The requests to try now, in order; call `take` for each that was admitted."""
         for place in list(islice(self._line, self.lookahead)):
             yield place.item
-            if place.waiting and place.overtaken >= self.patience:
+            if place.waiting and place.overtaken >= self.max_overtakes:
                 return
 
     def take(self, item: T) -> WaitingPlace[T]:

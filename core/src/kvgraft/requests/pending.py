@@ -1,7 +1,7 @@
 """Pages that a running request computes and that one waiting to be admitted would resume from.
 
 Two requests of which one prefix is computed at the same time would compute it twice. The second
-may be put off instead, a bounded number of times, until the first has shared it.
+may be deferred instead, a bounded number of times, until the first has shared it.
 """
 
 from __future__ import annotations

@@ -145,9 +145,9 @@ class Request:
         use_class: class of its data, for the eviction policy.
         use_term: term of its data; None if it has none.
         use_counted: whether the policy was told that it runs.
-        patience: how many more calls of `admit` may put it off while another request computes pages
-            that it would resume from.
-        put_off: whether the last one did: the next one matches again.
+        deferrals_left: how many more calls of `admit` may defer it while another request computes
+            pages that it would resume from.
+        deferred: whether the last one did: the next one matches again.
     """
 
     __slots__ = (
@@ -160,6 +160,8 @@ class Request:
         "chunk",
         "computed",
         "continues",
+        "deferrals_left",
+        "deferred",
         "device_tokens",
         "fetched",
         "hint",
@@ -173,12 +175,10 @@ class Request:
         "load_started",
         "namespace",
         "parts",
-        "patience",
         "points",
         "points_left_out",
         "prompt",
         "published",
-        "put_off",
         "receipt",
         "resume_at",
         "root",
@@ -219,8 +219,8 @@ class Request:
         self.use_class = 0
         self.use_term: Term | None = None
         self.use_counted = False
-        self.patience = 0
-        self.put_off = False
+        self.deferrals_left = 0
+        self.deferred = False
         # A lease fills these in, also one that takes another's place.
         self.receipt: Receipt
         self.root: Node

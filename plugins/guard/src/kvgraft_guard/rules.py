@@ -79,7 +79,7 @@ GUARDED: dict[str, str] = {
     "A6": "A chunk is as long as the prompt, its captures, pages and promises allow.",
     "A7": "An admitted request gets its load-back, its chunks and its slots.",
     "A8": "A request not admitted learns which pools are short, by the ledgers, or which running "
-    "request computes its pages, as often as it may be put off; never is never.",
+    "request computes its pages, as often as it may be deferred; never is never.",
     "A9": "A rejection leaves ledgers as they were, and a budget takes nothing.",
     "A10": "A request is promised its states, and has one of its own before it runs.",
     "A12": "Promises never exceed free and evictable slots, and change only by their owners.",

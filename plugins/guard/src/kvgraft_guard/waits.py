@@ -14,7 +14,7 @@ __all__ = ["Waits"]
 
 
 class Waits:
-    """Looks at one call of `admit` for a request that may be put off.
+    """Looks at one call of `admit` for a request that may be deferred.
 
     Made before the call; `check` is called after it.
     """
@@ -22,12 +22,12 @@ class Waits:
     def __init__(self, watched: Watched, request: Request) -> None:
         self.watched = watched
         self.request = request
-        self._patience = request.patience
-        self._put_off = request.put_off
+        self._deferrals_left = request.deferrals_left
+        self._deferred = request.deferred
         self._points = {
             id(each): set(each.points)
             for each in watched.cache.requests.values()
-            if request.patience and each.stage is ADMITTED
+            if request.deferrals_left and each.stage is ADMITTED
         }
 
     def check(self, decision: Decision, *, renewed: bool) -> None:
@@ -38,17 +38,17 @@ class Waits:
                 M1 for other tokens than named or an old match, A9 for a trace on other requests.
         """
         request, pending = self.request, decision.pending
-        if (self._put_off and not renewed) or (pending is not None and not request.put_off):
+        if (self._deferred and not renewed) or (pending is not None and not request.deferred):
             raise ContractViolation(
-                "M1", None, f"{_of(request)} was put off, and is not matched again for it"
+                "M1", None, f"{_of(request)} was deferred, and is not matched again for it"
             )
-        left = self._patience - (pending is not None)
-        if request.patience != left or left < 0:
+        left = self._deferrals_left - (pending is not None)
+        if request.deferrals_left != left or left < 0:
             raise ContractViolation(
                 "A8",
                 None,
-                f"{decision}: {_of(request)} could be put off {self._patience} times, now "
-                f"{request.patience}",
+                f"{decision}: {_of(request)} could be deferred {self._deferrals_left} times, now "
+                f"{request.deferrals_left}",
             )
         if pending is not None:
             self._check_pending(pending)

@@ -37,7 +37,7 @@ class Session:
         resume_at: tokens of the prompt after which others will go on differently: one position,
             several or None.
         limit_tokens: longest it may become; by default as long as there is memory.
-        patience: calls of `admit` that may put it off while another session computes its prefix.
+        max_deferrals: calls of `admit` that may defer it while another session computes its prefix.
 
     Attributes:
         request: the core's request.
@@ -57,7 +57,7 @@ class Session:
         prefetch: Prefetch | None = None,
         resume_at: int | Sequence[int] | None = (),
         limit_tokens: int | None = None,
-        patience: int = 0,
+        max_deferrals: int = 0,
     ) -> None:
         self.memory = memory
         self.key = key
@@ -71,7 +71,7 @@ class Session:
             chunk=chunk,
             prefetch=prefetch,
             resume_at=[*repeat, *positions(resume_at)],
-            patience=patience,
+            max_deferrals=max_deferrals,
         )
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None

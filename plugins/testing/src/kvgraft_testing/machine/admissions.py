@@ -38,8 +38,8 @@ class Admissions:
             if pinned is not None
             else set(LEASE)
         )
-        if live.waits or standing["put_off"]:
-            free |= {"put_off", "patience"}
+        if live.waits or standing["deferred"]:
+            free |= {"deferred", "deferrals_left"}
         check_unchanged(self.judge, "A9", standing, request, name, free)
         if pinned is None:
             return

@@ -108,7 +108,7 @@ class Harness:
         reserve: int,
         chunk: int | None,
         mark: int = 0,
-        patience: int = 0,
+        max_deferrals: int = 0,
         fork_of: Live | None = None,
     ) -> Live:
         """Match and pin; everything a match promises is checked."""
@@ -119,7 +119,7 @@ class Harness:
         bench.trace.call(
             f"begin {name} with {shown(tokens)}{where}, reserve {reserve}, "
             f"chunk {'all' if chunk is None else chunk}{f', resume at {mark}' if mark else ''}"
-            f"{f', patience {patience}' if patience else ''}"
+            f"{f', max_deferrals {max_deferrals}' if max_deferrals else ''}"
         )
         known = self._begun % 2 == 1
         hint = HINTS[self._begun % len(HINTS)]
@@ -145,7 +145,7 @@ class Harness:
                 chunk=chunk,
                 resume_at=mark,
                 hint=hint,
-                patience=patience,
+                max_deferrals=max_deferrals,
                 priority=priority,
                 ttl_s=ttl_s,
             )
@@ -159,7 +159,7 @@ class Harness:
         )
         asked = chunk if chunk is not None else len(tokens)
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)
-        live.patience, live.term = patience, term
+        live.deferrals_left, live.term = max_deferrals, term
         live.steps = self._begun // 2 % 2 == 1
         live.leased(self.model.page_size)
         self._tell_lease(live)
@@ -242,7 +242,7 @@ class Harness:
         resumed = self._resumed(live.sequence, before, limit)
 
         def renewed(decision: Decision) -> None:
-            """A request that was crowded or put off was matched again, or as a miss (A8)."""
+            """A request that was crowded or deferred was matched again, or as a miss (A8)."""
             if crowded:
                 resumed(decision)
             if crowded or request.anchor_tokens != anchored:
@@ -262,10 +262,10 @@ class Harness:
         if crowded and decision.outcome is not Outcome.NEVER_FITS and request.anchor_tokens:
             self.leases.check(live, before, limit, bench.calls)
         self.judge.expect(
-            not asked.put_off or request.receipt is not held,
+            not asked.deferred or request.receipt is not held,
             "M1",
             None,
-            lambda: f"{live.name} was put off, and is not matched again",
+            lambda: f"{live.name} was deferred, and is not matched again",
         )
         live.deferred = decision.outcome is Outcome.DEFERRED
         self.sharing.check(live, decision, asked)

@@ -31,7 +31,7 @@ class Live:
         namespace, tuple: its tokens so far.
         prompt, reserve, chunk: as asked for.
         mark: position the engine named as a resume point; 0 for none.
-        patience: calls of `admit` that may still put it off for pages that another computes.
+        deferrals_left: calls of `admit` that may still defer it for pages that another computes.
         waits: whether the last one did.
         steps: whether it decodes in steps, as all running requests of an engine do together.
         anchor: page it is anchored at.
@@ -60,7 +60,7 @@ class Live:
     reserve: int
     chunk: int
     mark: int = 0
-    patience: int = 0
+    deferrals_left: int = 0
     waits: bool = False
     steps: bool = False
     anchor: int = 0

@@ -83,7 +83,7 @@ class CacheMachine(Scenes):
         reserve=st.integers(0, 5),
         chunk=chunks,
         along=st.integers(0, 3),
-        patience=st.sampled_from((0,) * 5 + (1, 3)),
+        max_deferrals=st.sampled_from((0,) * 5 + (1, 3)),
     )
     @unless_over
     def begin(  # noqa: PLR0913, PLR0917 - drawn by name
@@ -95,10 +95,10 @@ class CacheMachine(Scenes):
         reserve: int,
         chunk: int | None,
         along: int,
-        patience: int = 0,
+        max_deferrals: int = 0,
     ) -> None:
         tokens = self._grown(stem[:length]) + tail
-        live = self._begin(namespace, tokens, reserve, chunk, patience=patience)
+        live = self._begin(namespace, tokens, reserve, chunk, max_deferrals=max_deferrals)
         self._along(live, along)
 
     @has_place()

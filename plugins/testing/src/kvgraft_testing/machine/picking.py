@@ -109,11 +109,11 @@ class Picking(Example):
         reserve: int,
         chunk: int | None,
         mark: int = 0,
-        patience: int = 0,
+        max_deferrals: int = 0,
     ) -> Live:
         if len(self.harness.live) >= MOST_REQUESTS:
             raise Impossible
-        return self.harness.begin(namespace, tokens or (1,), reserve, chunk, mark, patience)
+        return self.harness.begin(namespace, tokens or (1,), reserve, chunk, mark, max_deferrals)
 
     def _grown(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """A stem's tokens, each repeated where pages are large, so that it fills some."""

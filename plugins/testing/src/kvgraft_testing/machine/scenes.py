@@ -267,7 +267,7 @@ class Scenes(Picking):
         length=st.integers(1, 5),
         tail=tails,
         chunk=chunks,
-        patience=st.integers(1, 4),
+        max_deferrals=st.integers(1, 4),
         ends=st.sampled_from(("finish", "finish", "abort", "restart", "")),
         namespace=st.sampled_from((None, None, "tenant")),
     )
@@ -278,7 +278,7 @@ class Scenes(Picking):
         length: int,
         tail: tuple[int, ...],
         chunk: int | None,
-        patience: int,
+        max_deferrals: int,
         ends: str,
         namespace: object,
     ) -> None:
@@ -293,10 +293,10 @@ class Scenes(Picking):
         first = self._begin(None, tokens + tail, 0, chunk)
         self._along(first, 2)
         others = [
-            self._begin(where, (*tokens, *end), 0, None, patience=patience)
+            self._begin(where, (*tokens, *end), 0, None, max_deferrals=max_deferrals)
             for where, end in ((None, (1,)), (namespace, (*tail, 2, 1)))
         ]
-        for turn in range(patience):
+        for turn in range(max_deferrals):
             for live in others[: turn + 1]:
                 if live in harness.live and not live.admitted:
                     self._along(live, 1)

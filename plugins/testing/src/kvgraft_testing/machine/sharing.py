@@ -17,12 +17,12 @@ class Standing(NamedTuple):
     """A request before it asks for admission.
 
     Attributes:
-        put_off: whether its last call was put off for another's pages.
-        patience: how many more may be.
+        deferred: whether its last call was deferred for another's pages.
+        deferrals_left: how many more may be.
     """
 
-    put_off: bool
-    patience: int
+    deferred: bool
+    deferrals_left: int
 
 
 class Sharing:
@@ -35,7 +35,7 @@ class Sharing:
 
     def before(self, live: Live) -> Standing:
         """The request as it asks."""
-        return Standing(live.waits, live.patience)
+        return Standing(live.waits, live.deferrals_left)
 
     def decided(self, live: Live, decision: Decision) -> None:
         """Follow a decision: a wait takes one of the request's, and may make another leave a point.
@@ -47,7 +47,7 @@ class Sharing:
         if pending is None:
             return
         self.bench.counts["waits for another's pages"] += 1
-        live.patience -= 1
+        live.deferrals_left -= 1
         by, page = self._leader(pending), pending.tokens // self.model.page_size
         if by is None or not self.bench.resuming.matters or page in by.own.points:
             return
@@ -63,12 +63,12 @@ class Sharing:
         """It waits for a reason that is true, at most as often as it may, and else goes on."""
         pending, request = decision.pending, live.request
         self.judge.expect(
-            request.patience == live.patience >= 0,
+            request.deferrals_left == live.deferrals_left >= 0,
             "A8",
             None,
             lambda: (
-                f"{live.name} may be put off {request.patience} times more, not "
-                f"{live.patience}: {decision}"
+                f"{live.name} may be deferred {request.deferrals_left} times more, not "
+                f"{live.deferrals_left}: {decision}"
             ),
         )
         agreed = {
@@ -79,7 +79,7 @@ class Sharing:
         if pending is not None:
             self._check_pending(live, pending, agreed)
             self._check_room(live)
-        elif decision.admitted and standing.patience and not self._never:
+        elif decision.admitted and standing.deferrals_left and not self._never:
             left = self._ahead(live, agreed)
             self.judge.expect(
                 not left,

@@ -136,11 +136,13 @@ class _Recorder:
         reserve: int,
         chunk: int | None,
         mark: int,
-        patience: int,
+        max_deferrals: int,
     ) -> None:
         assert not mark, "scenes begin requests without a mark"
         drawn = {"stem": (), "length": 0, "tail": tokens, "namespace": namespace, "along": 0}
-        self._add(name, {**drawn, "reserve": reserve, "chunk": chunk, "patience": patience})
+        self._add(
+            name, {**drawn, "reserve": reserve, "chunk": chunk, "max_deferrals": max_deferrals}
+        )
 
     def _about_a_request(self, name: str, live: Live, *given: Any) -> None:
         rule, drawn = PLAIN[name]

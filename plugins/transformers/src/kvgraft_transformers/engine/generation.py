@@ -89,7 +89,7 @@ class Generation:
         place: its place in line, once it has left that.
         retractions: how often it made room for others.
         decision: admission's last one.
-        patience: steps that it may still wait for pages that another computes.
+        deferrals_left: steps that it may still wait for pages that another computes.
         error: why it failed; None otherwise.
         submitted_at: the engine's clock when it came, in seconds.
         token_at: the same at its newest token; None before the first.
@@ -111,7 +111,7 @@ class Generation:
         self.place: WaitingPlace[Generation] | None = None
         self.retractions = 0
         self.decision: Decision | None = None
-        self.patience: int | None = None
+        self.deferrals_left: int | None = None
         self.error: Exception | None = None
         self.was_admitted = False
         self.loading_since = 0.0

@@ -4,8 +4,8 @@
        ▲                          │  ▲                                            │
        └─ storage is asked again ─┘  └─────────────── retract: no page left ──────┘
 
-A request whose prefix a running one computes is put off: it follows that one, outside of the line
-as well, until the prefix is shared or its patience ends.
+A request whose prefix a running one computes is deferred: it follows that one, outside of the line
+as well, until the prefix is shared or it waited `max_deferrals` steps.
 
 With a storage tier a request is fetching until the prefetch policy lets it go: outside of the
 line, so that it holds up nobody. One that does not fit now gives its lease back and waits;
@@ -196,7 +196,7 @@ class Schedule:
     def _try(self, generation: Generation) -> Outcome:
         """Begin a session and ask for its slots; without them nothing is held.
 
-        But for one that is put off for pages that another computes: it keeps its session.
+        But for one that is deferred for pages that another computes: it keeps its session.
         """
         reserve = min(generation.remaining, self.settings.reserve_tokens)
         prefetch = generation.prefetch
@@ -213,9 +213,9 @@ class Schedule:
             outcome = self._probe(generation, reserve)
             if outcome is not Outcome.ADMITTED:
                 return outcome
-        if generation.patience is None:
-            generation.patience = self.settings.patience_steps
-        session = self._begin(generation, reserve, prefetch, generation.patience)
+        if generation.deferrals_left is None:
+            generation.deferrals_left = self.settings.max_deferrals
+        session = self._begin(generation, reserve, prefetch, generation.deferrals_left)
         try:
             decision = generation.decision = session.admit()
             if decision.admitted:
@@ -252,10 +252,10 @@ class Schedule:
         self.loading.append(generation)
 
     def _give_back(self, generation: Generation) -> None:
-        """End a session that was not admitted, and keep the patience that it has left."""
+        """End a session that was not admitted, and keep the deferrals that it has left."""
         session, generation.session = generation.session, None
         assert session is not None
-        generation.patience = session.request.patience
+        generation.deferrals_left = session.request.deferrals_left
         session.abort()
 
     def _probe(self, generation: Generation, reserve: int) -> Outcome:
@@ -270,7 +270,7 @@ class Schedule:
         generation: Generation,
         reserve: int,
         prefetch: Prefetch | None = None,
-        patience: int = 0,
+        max_deferrals: int = 0,
     ) -> Session:
         chunk = self.settings.chunk_tokens
         return Session(
@@ -280,7 +280,7 @@ class Schedule:
             chunk=chunk,
             prefetch=prefetch,
             resume_at=generation.request.resume_at,
-            patience=patience,
+            max_deferrals=max_deferrals,
         )
 
     def _note_hit(self, generation: Generation, session: Session) -> None:

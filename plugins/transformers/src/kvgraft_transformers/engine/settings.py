@@ -20,7 +20,7 @@ class EngineSettings(SettingsModel):
         chunk_tokens: most prompt tokens of one request in one pass.
         step_tokens: most tokens over all requests in one step.
         reserve_tokens: decode tokens promised at admission; beyond them a request may be retracted.
-        patience_steps: steps that a request waits, at most, while a running one computes pages that
+        max_deferrals: steps that a request waits, at most, while a running one computes pages that
             it would resume from; 0 lets each compute its own.
     """
 
@@ -28,7 +28,7 @@ class EngineSettings(SettingsModel):
     chunk_tokens: PositiveInt = 512
     step_tokens: PositiveInt = 2048
     reserve_tokens: PositiveInt = 64
-    patience_steps: NonNegativeInt = 256
+    max_deferrals: NonNegativeInt = 256
 
 
 @dataclass(slots=True)
