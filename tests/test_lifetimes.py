@@ -14,7 +14,7 @@ from kvgraft.cache import Cache
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.requests.request import Request
-from kvgraft.tree.lifetimes import Levels, Lifetimes, Term
+from kvgraft.tree.lifetimes import Levels, Lifetimes, Retention
 from kvgraft.tree.tree import EXPIRED
 from kvgraft.types import Tier
 
@@ -190,13 +190,13 @@ def test_nothing_is_wrapped_before_the_first_term() -> None:
 
 @pytest.mark.plain_build
 def test_terms_that_no_data_has_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgraft.tree.lifetimes.FEWEST_TERMS", 16)
+    monkeypatch.setattr("kvgraft.tree.lifetimes.FEWEST_RETENTIONS", 16)
     with opened() as cache:
         for number in range(100):
             serve(cache, prompt(number), priority=number % 3)
         lifetimes = cache.tree.lifetimes
         assert lifetimes is not None
-        assert len(lifetimes._terms) < 100
+        assert len(lifetimes._retentions) < 100
 
 
 def test_an_entry_that_expired_counts_once_when_it_comes_back() -> None:
@@ -205,7 +205,7 @@ def test_an_entry_that_expired_counts_once_when_it_comes_back() -> None:
     levels = Levels(RecencyQueue(), lifetimes, lambda: LeastRecentlyUsed().order(None))  # type: ignore[arg-type]
     nodes = [Node(number) for number in range(3)]
     for number, node in enumerate(nodes):
-        lifetimes.note(number << 8, Term(0, until_s=number + 1))
+        lifetimes.note(number << 8, Retention(0, until_s=number + 1))
         levels.push(number << 8, node)
     assert [lifetimes.level(n << 8) for n in range(3)] == [0, 0, 0]
     lifetimes.now_s = 1

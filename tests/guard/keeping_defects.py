@@ -8,16 +8,16 @@ from typing import Any
 
 from kvgraft import BudgetError, TokenKey
 from kvgraft.requests import pins
+from kvgraft.requests.access import Retentions
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
-from kvgraft.requests.uses import Terms
 from kvgraft.serving import Serving
 from kvgraft.tree import eviction, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.lifetimes import Levels, Term
+from kvgraft.tree.lifetimes import Levels, Retention
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
@@ -175,16 +175,16 @@ def an_order_that_forgets_priorities(put: Patch) -> None:
 
 @breaks("T7")
 def a_priority_that_lasts_for_the_next_request(put: Patch) -> None:
-    used = Terms.used
+    used = Retentions.used
 
-    def lasting(self: Terms, request: Request) -> None:
+    def lasting(self: Retentions, request: Request) -> None:
         used(self, request)
-        if request.wanted is None:
-            request.use_term = Term(1)
+        if request.requested_retention is None:
+            request.use_retention = Retention(1)
 
     scene = Scene()
     scene.begin(PROMPT, priority=1)
-    put.setattr(Terms, "used", lasting)
+    put.setattr(Retentions, "used", lasting)
     scene.begin(LONGER)
     scene.close()
 

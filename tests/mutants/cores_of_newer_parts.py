@@ -82,8 +82,8 @@ change(
     DRAWN,
     "T7",
     Lifetimes.is_over,
-    "term.until_s <= self.now_s",
-    "term.until_s < 0",
+    "retention.until_s <= self.now_s",
+    "retention.until_s < 0",
 )
 change(
     "expired data waits for its turn",
@@ -98,7 +98,7 @@ change(
     DRAWN,
     "T7",
     Serving.expect,
-    "self.tree.use_class, self.tree.use_term = request.use_class, request.use_term",
+    "self.tree.use_class, self.tree.use_retention = request.use_class, request.use_retention",
     "self.tree.use_class = request.use_class",
 )
 change(

@@ -623,8 +623,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "data whose time is over is of its priority's level": BadCore(
         ("T7",),
         "tree/lifetimes.py",
-        "return EXPIRED if self.is_over(term) else term.priority",
-        "return term.priority",
+        "return EXPIRED if self.is_over(retention) else retention.priority",
+        "return retention.priority",
     ),
     "a priority that comes later leaves first": BadCore(
         ("T7",),
@@ -788,10 +788,10 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a priority lasts for the next request's data, too": BadCore(
         ("T7",),
-        "requests/uses.py",
-        "        if request.wanted is not None:\n",
-        "        if request.wanted is None:\n"
-        "            request.use_term = self.tree.use_term\n"
+        "requests/access.py",
+        "        if request.requested_retention is not None:\n",
+        "        if request.requested_retention is None:\n"
+        "            request.use_retention = self.tree.use_retention\n"
         "        else:\n",
     ),
     "a request given up leaves its row to nobody": BadCore(

@@ -181,7 +181,7 @@ def test_a_fork_is_treated_as_its_request_is() -> None:
         request = cache.begin(TokenKey(range(9)), chunk=4, hint="over", priority=3, ttl_s=5)
         assert cache.admit(request).admitted
         fork = cache.fork(request)
-        for name in ("chunk", "hint", "wanted", "total", "namespace"):
+        for name in ("chunk", "hint", "requested_retention", "total", "namespace"):
             assert getattr(fork, name) == getattr(request, name)
 
 

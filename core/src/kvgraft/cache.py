@@ -33,6 +33,7 @@ from kvgraft.errors import ConfigError, LeaseError, TransferError
 from kvgraft.optional import load_part
 from kvgraft.parts import EventStream, Prefetch
 from kvgraft.policies import Hint
+from kvgraft.requests.access import expect_hint
 from kvgraft.requests.hits import tenant_stats
 from kvgraft.requests.pins import Pin
 from kvgraft.requests.request import (
@@ -43,7 +44,6 @@ from kvgraft.requests.request import (
 from kvgraft.requests.resume_points import resume_pages
 from kvgraft.requests.rows import DEVICE, slot_table, state_slot
 from kvgraft.requests.stepping import Step
-from kvgraft.requests.uses import expect_hint
 from kvgraft.serving import Serving
 from kvgraft.sizes import expect_count
 from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, TokenStats
@@ -209,7 +209,7 @@ class Cache(Serving):
         if type(max_deferrals) is not int or max_deferrals:
             request.deferrals_left = expect_count("begin: max_deferrals", max_deferrals)
         if priority is not None or ttl_s is not None:
-            self.terms.ask("begin", request, priority, ttl_s)
+            self.retentions.ask("begin", request, priority, ttl_s)
         self._begin(request, prefetch)
         return request
 
@@ -245,7 +245,7 @@ class Cache(Serving):
         else:
             reserve = expect_count("fork: reserve", reserve)
         self.checkpoint(request)
-        priority, ttl_s = request.wanted or (None, None)
+        priority, ttl_s = request.requested_retention or (None, None)
         return self.begin(
             key,
             reserve=reserve,
@@ -276,7 +276,7 @@ class Cache(Serving):
         if fence is not None:
             expect_fence(fence)
         if priority is not None or ttl_s is not None:
-            self.terms.ask("finish", request, priority, ttl_s)
+            self.retentions.ask("finish", request, priority, ttl_s)
         return self._finish(request, fence, hint)
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:

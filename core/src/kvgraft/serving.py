@@ -19,6 +19,7 @@ from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.packages.registry import Plugin
 from kvgraft.pools.plan import AvailableMemory, available_nbytes
+from kvgraft.requests.access import AccessTracker, Retentions
 from kvgraft.requests.backup import Backups, CleanReserve
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases, LoadBacks
@@ -41,7 +42,6 @@ from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.requests.rows import Rows
 from kvgraft.requests.slots import PageSlots, StateSlots
 from kvgraft.requests.stepping import Stepper
-from kvgraft.requests.uses import Terms, Uses
 from kvgraft.sizes import expect_count
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.transfers.engine import expect_fence
@@ -119,8 +119,8 @@ class Serving:
         self.load_backs = parts.make(LoadBacks, tree, self.journal, self.evictor, self.leases)
         self.budget = parts.make(Budget, tree, mounted, self.private, self.points, self.arenas)
         self.pins = Pins(tree, self.leases, config.pin_share)
-        self.uses = Uses(tree, parts.policy)
-        self.terms = Terms(tree, clock if clock is not None else parts.clock)
+        self.accesses = AccessTracker(tree, parts.policy)
+        self.retentions = Retentions(tree, clock if clock is not None else parts.clock)
         self.hits = parts.hits(tree)
         self.pending = parts.make(
             PendingPages, tree, self.points, self.requests, can_wait=not self.leases.never_resumes
@@ -160,9 +160,9 @@ class Serving:
                     f"begin: {prefetch!r:.60} is no prefetch of this cache, which has no storage "
                     "tier; begin without one"
                 )
-            self.uses.begin(request)
+            self.accesses.begin(request)
             if self.tree.lifetimes is not None:
-                self.terms.used(request)
+                self.retentions.used(request)
             self.leases.lease(request, self._limit(request))
         except BaseException:
             self.tree.let_go(root)
@@ -216,7 +216,7 @@ class Serving:
             if each.pool == "device"
         ]
         if decision.admitted:
-            self.uses.admitted(request)
+            self.accesses.admitted(request)
             loaded = self.hits.count(request)
             if self.arenas is not None:
                 self.arenas.used(request)
@@ -275,7 +275,7 @@ class Serving:
         held, parts, prompt = request.receipt, request.parts, request.prompt
         computed = request.computed
         request.prompt = max(prompt, request.key.n_tokens)
-        self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
+        self.tree.use_class, self.tree.use_retention = request.use_class, request.use_retention
         try:
             self.leases.lease(request, limit)
         except BaseException:
@@ -393,9 +393,9 @@ class Serving:
     def _finish(self, request: Request, fence: Fence | None, hint: object) -> int:
         """End an admitted request and leave its data to the tree."""
         request.expect_namespace()
-        self.uses.finish(request, hint)
+        self.accesses.finish(request, hint)
         if self.tree.lifetimes is not None:
-            self.terms.used(request)
+            self.retentions.used(request)
         n_pages = self.publisher.finish(request, fence) if self._may_share(request) else 0
         self._end(request)
         if self.tracers is not None:
@@ -429,7 +429,7 @@ class Serving:
                 f"request is {request.stage.value}, this call needs it {stage.value}; "
                 f"{NEXT_CALL[request.stage]}"
             )
-        self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
+        self.tree.use_class, self.tree.use_retention = request.use_class, request.use_retention
         return request
 
     def expect_open(self) -> None:

@@ -101,7 +101,7 @@ class Pins:
             BudgetError: it would take slots promised to requests, or more than the bound.
         """
         pin = Pin(owner, key.namespace, limit * self.tree.page_size)
-        self.tree.use_class, self.tree.use_term = 0, None
+        self.tree.use_class, self.tree.use_retention = 0, None
         pin.root = self.tree.hold(key.namespace)
         try:
             found, receipt = self._leases.keep(key, limit)

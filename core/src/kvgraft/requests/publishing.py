@@ -23,10 +23,10 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
-__all__ = ["Going", "Leaving", "Offers", "Publisher"]
+__all__ = ["EvictFirstSchedule", "Offers", "Publisher", "Retained"]
 
 
-class Going(NamedTuple):
+class Retained(NamedTuple):
     """Pages that a running request keeps private while it publishes others.
 
     Attributes:
@@ -45,13 +45,13 @@ class Offers:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
 
-    def take_out(self, request: Request, end: int, going: Going | None = None) -> list[Holding]:
+    def take_out(self, request: Request, end: int, retained: Retained | None) -> list[Holding]:
         """The request's offer to the tree up to boundary `end`; the rest stays private.
 
         Args:
             request: whose pages and states.
             end: a boundary in pages.
-            going: the pages it keeps to go on; None if it shares all of them.
+            retained: the pages it keeps to go on; None if it shares all of them.
         """
         holdings: list[Holding] = []
         for part in request.parts:
@@ -60,20 +60,20 @@ class Offers:
                 holdings.append(self._states_out(request, part, end))
                 continue
             runs = part.runs
-            if len(runs) == 1 and runs[0].end == end and going is None:
+            if len(runs) == 1 and runs[0].end == end and retained is None:
                 below, part.runs = runs, []
             else:
                 private = [Span(end, NO_PAGE)]
-                if going is not None and component.is_prefix_closed:
-                    private = [Span(0, going.shared), *private]
-                elif going is not None:
-                    private = sorted([*component.reach_pages.spans(going.position), *private])
+                if retained is not None and component.is_prefix_closed:
+                    private = [Span(0, retained.shared), *private]
+                elif retained is not None:
+                    private = sorted([*component.reach_pages.spans(retained.position), *private])
                 part.runs, below = divided(runs, private)
             if below and not component.is_prefix_closed:
                 below = self._classed(request, part, below)
             if below:
                 part.released(below)
-            renews = going is not None and not component.is_prefix_closed
+            renews = retained is not None and not component.is_prefix_closed
             holdings.append(Holding(below, NO_STATES, renews=renews))
         return holdings
 
@@ -132,7 +132,7 @@ BEHIND_TOKENS: Final = 64
 """Tokens left behind while decoding from which on a place in the tree pays."""
 
 
-class Leaving(NamedTuple):
+class EvictFirstSchedule(NamedTuple):
     """When a decoding request leaves pages behind.
 
     Attributes:
@@ -261,7 +261,7 @@ class Publisher:
         if named < end:
             self.pages.give_back_behind(request, page)
 
-    def leaves_behind_from(self, request: Request, following: int) -> Leaving:
+    def evict_first_schedule(self, request: Request, following: int) -> EvictFirstSchedule:
         """When `leave_behind` has something to do for a decoding request, as far as that is known.
 
         `following` is the next boundary.
@@ -279,7 +279,7 @@ class Publisher:
             else:
                 page = min(page, first + window + collects)
                 behind = min(behind, first + window + 1)
-        return Leaving(page, behind, request.allocated + max(0, pages))
+        return EvictFirstSchedule(page, behind, request.allocated + max(0, pages))
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""
@@ -304,7 +304,7 @@ class Publisher:
             self.pages.give_back_behind(request, position)
             return
         boundary = request.receipt.anchor.end
-        inserted = self._insert(request, end, Going(position, there))
+        inserted = self._insert(request, end, Retained(position, there))
         if inserted.anchor.end > boundary:
             pinning.advance(self.tree, request.receipt, inserted.anchor, boundary)
             request.key.found_at(inserted.anchor, request.root)
@@ -407,14 +407,14 @@ class Publisher:
                 return True
         return page > request.cached and any(part.shared < page for part in request.state_parts)
 
-    def _insert(self, request: Request, end: int, going: Going | None) -> inserting.Inserted:
+    def _insert(self, request: Request, end: int, retained: Retained | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
             # Also those that lie behind `end`: part of their data may be handed over now.
             passed = max(end, request.computed // self.tree.page_size)
             for page in self.points.grid_between(request, request.last_point, passed):
                 request.points.setdefault(page, GRID)
             request.last_point = max(request.last_point, passed)
-        holdings = self.offers.take_out(request, end, going)
+        holdings = self.offers.take_out(request, end, retained)
         start = leaf = request.receipt.anchor
         if start.end * self.tree.page_size != request.anchor_tokens:
             # The anchor went down as it published: part of the offer may lie above it.
@@ -434,7 +434,7 @@ class Publisher:
             end,
             holdings,
             request.points,
-            None if going is None else leaf,
+            None if retained is None else leaf,
         )
         for kind in inserted.points:
             self.points.made[kind] += 1

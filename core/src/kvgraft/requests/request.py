@@ -18,9 +18,9 @@ from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind, Span
 
 if TYPE_CHECKING:
+    from kvgraft.requests.access import RequestedRetention
     from kvgraft.requests.pending import Pending
-    from kvgraft.requests.uses import Wanted
-    from kvgraft.tree.lifetimes import Term
+    from kvgraft.tree.lifetimes import Retention
 
 __all__ = [
     "ADMITTED",
@@ -139,11 +139,11 @@ class Request:
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
             failed load-back.
-        wanted: the priority and time to live asked for its data; None if none was.
+        requested_retention: the priority and time to live asked for its data; None if none was.
         hint: whether its sequence comes back, as the engine knew when it began.
         use: what the eviction policy is told of it; None where it is told nothing.
         use_class: class of its data, for the eviction policy.
-        use_term: term of its data; None if it has none.
+        use_retention: how long its data is kept; None for no wish.
         use_counted: whether the policy was told that it runs.
         deferrals_left: how many more calls of `admit` may defer it while another request computes
             pages that it would resume from.
@@ -180,6 +180,7 @@ class Request:
         "prompt",
         "published",
         "receipt",
+        "requested_retention",
         "resume_at",
         "root",
         "row",
@@ -191,9 +192,8 @@ class Request:
         "use",
         "use_class",
         "use_counted",
-        "use_term",
+        "use_retention",
         "waits",
-        "wanted",
     )
 
     def __init__(self, key: TokenKey, prompt: int, total: int, chunk: int, cache_mark: Any) -> None:
@@ -214,10 +214,10 @@ class Request:
         self.keeps_decoded = True
         self.stage = LEASED
         self.hint: Hint | None = None
-        self.wanted: Wanted | None = None
+        self.requested_retention: RequestedRetention | None = None
         self.use: Use | None = None
         self.use_class = 0
-        self.use_term: Term | None = None
+        self.use_retention: Retention | None = None
         self.use_counted = False
         self.deferrals_left = 0
         self.deferred = False

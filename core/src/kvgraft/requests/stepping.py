@@ -22,7 +22,7 @@ from kvgraft.reach import FAR
 from kvgraft.refusals import of_type
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.parts import DECODED
-from kvgraft.requests.publishing import Leaving, Publisher
+from kvgraft.requests.publishing import EvictFirstSchedule, Publisher
 from kvgraft.requests.request import Request, no_request
 from kvgraft.requests.rows import Rows, TableChanges, spread
 from kvgraft.requests.slots import NO_PAGE, StateSlots
@@ -37,7 +37,7 @@ __all__ = ["Batch", "Step", "Stepper"]
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
-NOTHING_LEFT = Leaving(NO_PAGE, NO_PAGE, NO_PAGE)
+NO_EVICT_FIRST = EvictFirstSchedule(NO_PAGE, NO_PAGE, NO_PAGE)
 """Where every page is needed."""
 
 NO_ROWS: frozenset[int] = frozenset()
@@ -575,19 +575,19 @@ class Stepper:
         rows.read_states(request)
         rows.stale.discard(row)
         following = request.computed // self.tree.page_size + 1
-        slides, leaving = NO_PAGE, NOTHING_LEFT
+        slides, evict_first = NO_PAGE, NO_EVICT_FIRST
         if self.matter:
             slides = pinning.slides_from(self.tree, request.receipt, following)
-            leaving = self.publisher.leaves_behind_from(request, following)
+            evict_first = self.publisher.evict_first_schedule(request, following)
         return (
             request.computed,
             request.allocated,
             self._promised(request),
-            leaving.low_pages,
+            evict_first.low_pages,
             self.tree.has_state and request.total > request.prompt,
             slides < NO_PAGE,
-            leaving.behind,
-            min(self._next_event_page(request, following), slides, leaving.page),
+            evict_first.behind,
+            min(self._next_event_page(request, following), slides, evict_first.page),
         )
 
     def _promised(self, request: Request) -> int:

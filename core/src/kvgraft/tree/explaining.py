@@ -207,7 +207,7 @@ def _kept(
                     kept = kept._replace(copied=0 < pins <= n_copies)
                     term = tree.lifetimes.of(cell.stamp) if tree.lifetimes is not None else None
                     if tree.lifetimes is not None and term is not None:
-                        expires = tree.lifetimes.told(term)
+                        expires = tree.lifetimes.describe(term)
                         kept = kept._replace(priority=term.priority, expires=expires)
                     yield kept
 

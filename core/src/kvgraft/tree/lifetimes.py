@@ -1,9 +1,9 @@
 """Priorities and times to live: levels of candidates above what a policy orders.
 
-A use may carry a `Term`. Its stamp leads to it, so data has the term of its last use, and a
-parent inherits it with the stamp. From the first term on, every order of candidates is wrapped
-(`Levels`): data whose time is over leaves first, then the lowest priority; within a level the
-policy's own order decides. Until then nothing is wrapped and nothing is looked up.
+A use may carry a `Retention`. Its stamp leads to it, so data has the retention of its last use, and
+a parent inherits it with the stamp. From the first retention on, every order of candidates is
+wrapped (`Levels`): data whose time is over leaves first, then the lowest priority; within a level
+the policy's own order decides. Until then nothing is wrapped and nothing is looked up.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.tenants import TenantOrders
 from kvgraft.tree.tree import EXPIRED, Tree
 
-__all__ = ["Levels", "Lifetimes", "Term", "use_lifetimes"]
+__all__ = ["Levels", "Lifetimes", "Retention", "use_lifetimes"]
 
-FEWEST_TERMS: Final = 1024
-"""Uses with terms from which on those that no data is of any more are forgotten."""
+FEWEST_RETENTIONS: Final = 1024
+"""Uses with retentions from which on those that no data is of any more are forgotten."""
 
 
-class Term(NamedTuple):
+class Retention(NamedTuple):
     """How long a use's data is to be kept, against other data.
 
     Attributes:
-        priority: data of a lower one leaves first; 0 for data without a term.
+        priority: data of a lower one leaves first; 0 for data without a retention.
         until_s: when its time is over, in seconds of the clock; None for never.
     """
 
@@ -38,7 +38,7 @@ class Term(NamedTuple):
 
 
 class Lifetimes:
-    """The terms of one tree's data, and the time.
+    """The retentions of one tree's data, and the time.
 
     Attributes:
         now_s: the clock, read when a request begins or ends and at every poll: while room is made
@@ -48,52 +48,52 @@ class Lifetimes:
     def __init__(self, tree: Tree, clock: Callable[[], float]) -> None:
         self._tree = tree
         self._clock = clock
-        self._terms: dict[int, Term] = {}
-        self._most = FEWEST_TERMS
+        self._retentions: dict[int, Retention] = {}
+        self._most = FEWEST_RETENTIONS
         self.now_s = clock()
 
     def read_clock(self) -> None:
         """Time goes on."""
         self.now_s = self._clock()
 
-    def note(self, stamp: int, term: Term) -> None:
-        """A use has a term; O(1), amortised over the data there is."""
-        self._terms[stamp >> CLASS_BITS] = term
-        if len(self._terms) > self._most:
+    def note(self, stamp: int, retention: Retention) -> None:
+        """A use has a retention; O(1), amortised over the data there is."""
+        self._retentions[stamp >> CLASS_BITS] = retention
+        if len(self._retentions) > self._most:
             self._forget()
 
-    def of(self, stamp: int) -> Term | None:
-        """The term of the use that a stamp is of; None if it has none."""
-        return self._terms.get(stamp >> CLASS_BITS)
+    def of(self, stamp: int) -> Retention | None:
+        """The retention of the use that a stamp is of; None if it has none."""
+        return self._retentions.get(stamp >> CLASS_BITS)
 
     def level(self, stamp: int) -> int:
         """The level of data with a stamp: its priority, or `EXPIRED`."""
-        term = self.of(stamp)
-        if term is None:
+        retention = self.of(stamp)
+        if retention is None:
             return 0
-        return EXPIRED if self.is_over(term) else term.priority
+        return EXPIRED if self.is_over(retention) else retention.priority
 
-    def is_over(self, term: Term) -> bool:
+    def is_over(self, retention: Retention) -> bool:
         """Whether its time is over."""
-        return term.until_s is not None and term.until_s <= self.now_s
+        return retention.until_s is not None and retention.until_s <= self.now_s
 
-    def told(self, term: Term) -> str:
+    def describe(self, retention: Retention) -> str:
         """When its time is over, in words; empty if never."""
-        if term.until_s is None:
+        if retention.until_s is None:
             return ""
-        left_s = term.until_s - self.now_s
+        left_s = retention.until_s - self.now_s
         return f"expires in {left_s:.3g} s" if left_s > 0 else "expired"
 
     def _forget(self) -> None:
-        """Forget terms of uses that no data and no candidate is of."""
+        """Forget retentions of uses that no data and no candidate is of."""
         tree = self._tree
         used = {cell.stamp >> CLASS_BITS for node in tree.nodes() for cell in node.cells}
         for component in tree.components:
             for order in (component.device_queue, component.host_queue):
                 used.update(stamp >> CLASS_BITS for stamp, _ in order)
         used.add(tree.clock >> CLASS_BITS)
-        self._terms = {use: term for use, term in self._terms.items() if use in used}
-        self._most = max(FEWEST_TERMS, 2 * len(self._terms))
+        self._retentions = {use: each for use, each in self._retentions.items() if use in used}
+        self._most = max(FEWEST_RETENTIONS, 2 * len(self._retentions))
 
 
 class Levels:
@@ -104,7 +104,7 @@ class Levels:
 
     Args:
         first: the order that the pool had; it goes on as level 0.
-        lifetimes: the terms.
+        lifetimes: the retentions.
         make: makes the order of another level.
     """
 
@@ -124,16 +124,16 @@ class Levels:
         """Enter a candidate at its level."""
         if node in self._void:
             self.keep(lambda each: True)
-        term = self._lifetimes.of(stamp)
-        level = 0 if term is None else term.priority
+        retention = self._lifetimes.of(stamp)
+        level = 0 if retention is None else retention.priority
         order = self._orders.get(level)
         if order is None:
             order = self._orders[level] = self._make()
             insort(self._levels, level)
         order.push(stamp, node)
-        if term is not None and term.until_s is not None:
+        if retention is not None and retention.until_s is not None:
             self._timed[node] = stamp
-            heappush(self._by_time, (term.until_s, stamp, node))
+            heappush(self._by_time, (retention.until_s, stamp, node))
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the next victim: the longest unused whose time is over, else of the lowest level."""
@@ -175,8 +175,8 @@ class Levels:
 
     def score(self, stamp: int) -> float | None:
         """The policy's score within the level; None if it has none."""
-        term = self._lifetimes.of(stamp)
-        order = self._orders.get(0 if term is None else term.priority)
+        retention = self._lifetimes.of(stamp)
+        order = self._orders.get(0 if retention is None else retention.priority)
         return (self._orders[0] if order is None else order).score(stamp)
 
     def __len__(self) -> int:

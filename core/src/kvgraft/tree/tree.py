@@ -24,7 +24,7 @@ from kvgraft.tree.node import Cell, Node
 from kvgraft.types import PointKind, Tier
 
 if TYPE_CHECKING:
-    from kvgraft.tree.lifetimes import Lifetimes, Term
+    from kvgraft.tree.lifetimes import Lifetimes, Retention
 
 __all__ = [
     "Tree",
@@ -105,7 +105,7 @@ class Tree:
         clock: the latest stamp: the number of uses so far and, in its low bits, the class of that
             use, see `kvgraft.policies`.
         use_class: class of the uses that come next.
-        use_term: the term of their data; None if it has none.
+        use_retention: how long their data is kept; None for no wish.
         lifetimes: the terms of data; None while no use had any.
         mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
@@ -175,7 +175,7 @@ class Tree:
         self._holders: dict[int, int] = {}
         self.clock = 0
         self.use_class = 0
-        self.use_term: Term | None = None
+        self.use_retention: Retention | None = None
         self.lifetimes: Lifetimes | None = None
         self.tenant_of: Callable[[object], int] = _one_tenant
         self.for_tenant: int | None = None
@@ -219,9 +219,9 @@ class Tree:
     def tick(self) -> None:
         """Another use begins: its stamp is later than all before, and says its class."""
         self.clock = ((self.clock >> CLASS_BITS) + 1 << CLASS_BITS) + self.use_class
-        if self.use_term is not None:
+        if self.use_retention is not None:
             assert self.lifetimes is not None
-            self.lifetimes.note(self.clock, self.use_term)
+            self.lifetimes.note(self.clock, self.use_retention)
 
     # -- nodes
 

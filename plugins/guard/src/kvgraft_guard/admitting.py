@@ -71,7 +71,7 @@ class Admitting:
 
     def _check_term(self, request: Request) -> None:
         """Its uses have the priority that was asked for it, and none if none was (T7)."""
-        term, wanted = request.use_term, request.wanted
+        term, wanted = request.use_retention, request.requested_retention
         if (None if term is None else term.priority) == (None if wanted is None else wanted[0]):
             return
         raise ContractViolation(

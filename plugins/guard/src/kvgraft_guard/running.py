@@ -13,8 +13,8 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Direction, Tier
 from kvgraft_guard.books import EVICTABLE, FREE, PRIVATE, PROMISED, Reading
 from kvgraft_guard.leases import Moment
-from kvgraft_guard.leavings import Belongings, Departed
 from kvgraft_guard.paths import follow
+from kvgraft_guard.published import Departed, SequenceSlots
 from kvgraft_guard.shares import Offer, Spare
 from kvgraft_guard.watched import After, Watched
 
@@ -104,7 +104,7 @@ class Running:
         hands_over = self._lacks_promise(request, pages) or any(
             each.due or each.captured for each in states.values()
         )
-        left = watched.shares.leavings.see(request) if hands_over else None
+        left = watched.shares.published.see(request) if hands_over else None
         rooms = self._headrooms(self.books.read())
         falls = [
             max(0, needed - part.account.promised) + self._may_take(part.component, left)
@@ -230,8 +230,8 @@ class Running:
         stood, ahead = request.computed // size, list(request.checkpoints)
         due = None if n_tokens else shares.due(request)
         left = None
-        if (request.computed + n_tokens) // size > stood and shares.leavings.matters:
-            left = shares.leavings.see(request)
+        if (request.computed + n_tokens) // size > stood and shares.published.matters:
+            left = shares.published.see(request)
         rooms = self._headrooms(self.books.read())
 
         def after(result: Any, was: Reading, now: Reading) -> None:
@@ -266,7 +266,7 @@ class Running:
 
         return after
 
-    def _may_take(self, component: TreeComponent, left: Belongings | None) -> int:
+    def _may_take(self, component: TreeComponent, left: SequenceSlots | None) -> int:
         """Slots of the headroom that handing over may cost: a state, others' pages it pins."""
         if left is None:
             return 0
@@ -274,22 +274,22 @@ class Running:
             return 1
         if not component.is_prefix_closed:
             return 0
-        return self.watched.shares.leavings.beside(left, component) * component.slots_per_page
+        return self.watched.shares.published.beside(left, component) * component.slots_per_page
 
     def _check_left(
-        self, request: Request, left: Belongings | None, was: Reading, now: Reading
+        self, request: Request, left: SequenceSlots | None, was: Reading, now: Reading
     ) -> dict[int, Departed]:
         """Data that left the request in an operation, if any, went where it must."""
         if left is None:
             return {}
         evicted = self._evicted(was, now)
-        return self.watched.shares.leavings.check(request, left, None, evicted=evicted)
+        return self.watched.shares.published.check(request, left, None, evicted=evicted)
 
     def _evicted(self, was: Reading, now: Reading) -> bool:
         """Whether data was evicted on DEVICE."""
         return was.left[: self.books.n_device] != now.left[: self.books.n_device]
 
-    def _shared_states(self, request: Request, left: Belongings | None) -> set[int]:
+    def _shared_states(self, request: Request, left: SequenceSlots | None) -> set[int]:
         """Boundaries at which the tree has all states of a request that may hand some over."""
         if left is None:
             return set()

@@ -22,8 +22,8 @@ from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft_guard.hooks import HookGuard
-from kvgraft_guard.leavings import SMALL_TOKENS, Belongings, Leavings
 from kvgraft_guard.paths import Shelf, deepest, is_root_of, look, needed
+from kvgraft_guard.published import SMALL_TOKENS, PublishedData, SequenceSlots
 
 if TYPE_CHECKING:
     from kvgraft.requests.parts import Account
@@ -63,7 +63,7 @@ class Offer(NamedTuple):
     cached: int
     best: int
     at_least: int
-    left: Belongings
+    left: SequenceSlots
     states: dict[int, dict[int, bytes]]
     due: int
     whole: bool
@@ -114,7 +114,7 @@ class Shares:
         self.tree = cache.tree
         self._paged = [component for component in cache.tree.components if not component.is_state]
         self.follows = True
-        self.leavings = Leavings(cache, hooks)
+        self.published = PublishedData(cache, hooks)
         self._seen: dict[int, _Seen] = {}
         self._due: dict[int, tuple[Request, int, int]] = {}
         self._turn = 0
@@ -245,7 +245,7 @@ class Shares:
                     )
         self._note(request, now)
 
-    def computed(self, request: Request, left: Belongings | None) -> None:
+    def computed(self, request: Request, left: SequenceSlots | None) -> None:
         """The request gave up exactly the data that bounded reaches left behind (L6, I3).
 
         `left` is its data before, where it passed the end of a page.
@@ -319,7 +319,7 @@ class Shares:
         self._check_namespace(request)
         page, rest = divmod(request.computed, self.tree.page_size)
         best = at_least = page
-        left = self.leavings.see(request)
+        left = self.published.see(request)
         states: dict[int, dict[int, bytes]] = {}
         tenant = request.root.tenant
         spare = [component.devices[tenant].headroom for component in self.tree.components]
@@ -369,7 +369,7 @@ class Shares:
             )
 
     def _is_whole(
-        self, left: Belongings, states: dict[int, dict[int, bytes]], boundary: int, due: int
+        self, left: SequenceSlots, states: dict[int, dict[int, bytes]], boundary: int, due: int
     ) -> bool:
         """Whether the request or the tree has all data that the reaches need at a boundary."""
         for index, mine in states.items():
@@ -412,19 +412,19 @@ class Shares:
                 )
         for index, mine in offer.states.items():
             self._check_donated(request, index, shelf, mine, end)
-        self.leavings.check(request, offer.left, end, evicted=evicted)
+        self.published.check(request, offer.left, end, evicted=evicted)
         if not evicted:
             self._check_marked(request, shelf, offer.left, end)
         self.check_captured(request, offer.left, shelf.nodes)
         if offer.published or offer.anything:
             self._check_backed_up(request, shelf, offer)
 
-    def _check_marked(self, request: Request, shelf: Shelf, was: Belongings, end: int) -> None:
+    def _check_marked(self, request: Request, shelf: Shelf, was: SequenceSlots, end: int) -> None:
         """The tree knows the points of the pages that are in it only now (I10).
 
         Where the base needs every page: what was evicted since a point was made has none.
         """
-        if not self.leavings.matters or not self.tree.components[0].is_prefix_closed:
+        if not self.published.matters or not self.tree.components[0].is_prefix_closed:
             return
         new = was.tree[0][:end, 0] < 0
         known = {page for node in shelf.nodes for page, _ in node.each_point()}
@@ -438,7 +438,7 @@ class Shares:
                 f"{sorted(request.points)}, and the tree knows of none at {lacking}",
             )
 
-    def check_captured(self, request: Request, left: Belongings, nodes: list[Node]) -> None:
+    def check_captured(self, request: Request, left: SequenceSlots, nodes: list[Node]) -> None:
         """A state that was due and is now the tree's still equals the live one (I7)."""
         for node in nodes if left.due else ():
             if node.end != left.due:
@@ -691,17 +691,17 @@ class Shares:
 
     def _due_on_grid(self, request: Request, page: int) -> tuple[Due | None, ...]:
         """Whether the end of a chunk is worth a state; several answers where a slot was lacking."""
-        leavings = self.leavings
+        published = self.published
         anchor = request.anchor_tokens // self.tree.page_size
         at = max([anchor, *(each for each in request.points if each < page)])
         before = max([at, *(each for each in request.left if each < page)])
         wanted_at, wanted_before = self._due.get(id(request), (request, anchor, anchor))[1:]
-        may = leavings.affords(page - at, states_only=False)
-        must = leavings.affords(page - max(at, wanted_at), states_only=False)
+        may = published.affords(page - at, states_only=False)
+        must = published.affords(page - max(at, wanted_at), states_only=False)
         if must:
             return (Due.GRID,)
-        may_leave = leavings.affords(page - before, states_only=True)
-        if leavings.affords(page - max(before, wanted_before), states_only=True) and not may:
+        may_leave = published.affords(page - before, states_only=True)
+        if published.affords(page - max(before, wanted_before), states_only=True) and not may:
             return (Due.LEFT,)
         found: list[Due | None] = [None]
         if may:

@@ -71,7 +71,7 @@ def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) ->
     tokens = arrival.key.data
     known = matching.follow_key(tree, arrival.key, end).end
     stop = min(end, start.end + n_pages)
-    tree.use_class, tree.use_term = 0, None  # nobody has used it yet
+    tree.use_class, tree.use_retention = 0, None  # nobody has used it yet
     tree.tick()
     node = start
     for _ in range(NODES_AT_ONCE):

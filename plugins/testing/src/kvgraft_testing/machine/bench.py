@@ -32,7 +32,7 @@ from kvgraft_testing.machine.observing import Snapshot, observe
 from kvgraft_testing.machine.payloads import Payloads
 from kvgraft_testing.machine.predicting import Adopted, Predictor
 from kvgraft_testing.machine.publishing import Publishing
-from kvgraft_testing.machine.recency import Recency, Term
+from kvgraft_testing.machine.recency import Recency, Retention
 from kvgraft_testing.machine.reserving import SHARE as RESERVE_SHARE
 from kvgraft_testing.machine.reserving import Reserving
 from kvgraft_testing.machine.resuming import SHARE, Resuming
@@ -200,12 +200,12 @@ class Bench:
         """The cache reads its clock."""
         self.recency.now_s = float(self.n_calls)
 
-    def term(self, namespace: object) -> Term | None:
+    def retention(self, namespace: object) -> Retention | None:
         """The term of a request's data from the next call on."""
         priority, ttl_s = self.setup.keeping.wanted(namespace)
         if priority is None and ttl_s is None:
             return None
-        return Term(priority or 0, inf if ttl_s is None else self.n_calls + 1 + ttl_s)
+        return Retention(priority or 0, inf if ttl_s is None else self.n_calls + 1 + ttl_s)
 
     def _submitted(self, submission: Submission) -> None:
         """Copies were handed over; their errors are reported once the call is over."""

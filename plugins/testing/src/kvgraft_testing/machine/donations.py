@@ -133,7 +133,7 @@ class Donations:
             self._share_nothing(live, "finish", self.cache.finish)
             return
         hint = HINTS[live.computed % len(HINTS)]
-        live.term = self.bench.term(live.namespace)
+        live.retention = self.bench.retention(live.namespace)
         cached = self._share(
             live,
             boundary,

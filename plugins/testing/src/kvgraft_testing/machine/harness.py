@@ -133,7 +133,7 @@ class Harness:
             self.judge.refuse(error, "explain")
 
         priority, ttl_s = bench.setup.keeping.wanted(namespace)
-        term = bench.term(namespace)
+        term = bench.retention(namespace)
 
         def lease() -> Request:
             if fork_of is not None:
@@ -159,7 +159,7 @@ class Harness:
         )
         asked = chunk if chunk is not None else len(tokens)
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)
-        live.deferrals_left, live.term = max_deferrals, term
+        live.deferrals_left, live.retention = max_deferrals, term
         live.steps = self._begun // 2 % 2 == 1
         live.leased(self.model.page_size)
         self._tell_lease(live)
@@ -179,7 +179,8 @@ class Harness:
             live.namespace, (*live.tuple, *tail), reserve, live.request.chunk, fork_of=live
         )
         asked, given = (
-            (each.chunk, each.hint, each.wanted) for each in (live.request, forked.request)
+            (each.chunk, each.hint, each.requested_retention)
+            for each in (live.request, forked.request)
         )
         self.judge.expect(
             given == asked, "T7", None, lambda: f"a fork of {live.name} asks {given}, not {asked}"

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from kvgraft.requests.request import Request
 from kvgraft.types import MatchView, PointKind
 from kvgraft_testing.machine.brute_force import Gone, Prefix
-from kvgraft_testing.machine.recency import Term
+from kvgraft_testing.machine.recency import Retention
 from kvgraft_testing.machine.resuming import Progress
 
 __all__ = ["Live", "Using"]
 
-Using = tuple[object, Term | None]
-"""The namespace and the term of data that a call uses."""
+Using = tuple[object, Retention | None]
+"""The namespace and the retention of data that a call uses."""
 
 Points = set[tuple[int, PointKind]]
 """Resume points, as boundary and kind."""
@@ -49,7 +49,7 @@ class Live:
         locked: per component that asked for it, pages pinned besides its reach that a load-back
             brings as well.
         views: the views of its match given to components' hooks.
-        term: how long its data is kept.
+        retention: how long its data is kept.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Live:
     tracked: int = 0
     locked: dict[str, set[int]] = field(default_factory=dict)
     views: list[MatchView] = field(default_factory=list)
-    term: Term | None = None
+    retention: Retention | None = None
 
     @property
     def cleared(self) -> bool:
@@ -93,8 +93,8 @@ class Live:
 
     @property
     def using(self) -> Using:
-        """The namespace and the term of what its calls use."""
-        return self.namespace, self.term
+        """The namespace and the retention of what its calls use."""
+        return self.namespace, self.retention
 
     @property
     def sequence(self) -> Prefix:

@@ -10,7 +10,7 @@ from kvgraft_testing.machine.brute_force import ModelComponent, Prefix
 from kvgraft_testing.machine.live import Live
 from kvgraft_testing.machine.observing import Snapshot
 from kvgraft_testing.machine.predicting import Adopted, adopted
-from kvgraft_testing.machine.resuming import Leaving
+from kvgraft_testing.machine.resuming import Published
 
 if TYPE_CHECKING:
     from kvgraft_testing.machine.bench import Bench
@@ -58,7 +58,7 @@ class Publishing:
         per_page = component.slots_per_page
         return [tuple(table[at : at + per_page]) for at in range(0, len(table), per_page)]
 
-    def offer(self, live: Live, leaving: Leaving, tables: Tables) -> Offer:
+    def offer(self, live: Live, published: Published, tables: Tables) -> Offer:
         """The data that leaves a request, by its keys in the tree."""
 
         def named(page: int) -> Prefix:
@@ -66,13 +66,13 @@ class Publishing:
 
         pages: Adopted = {
             name: {named(page): tables[name][page] for page in numbers}
-            for name, numbers in leaving.pages.items()
+            for name, numbers in published.pages.items()
         }
-        left = {name: {named(page) for page in n} for name, n in leaving.left.items()}
+        left = {name: {named(page) for page in n} for name, n in published.left.items()}
         for state in self.bench.states:
-            pages[state.name] = {named(page - 1): None for page in leaving.states}
-            left[state.name] = {named(page - 1) for page in leaving.left[state.name]}
-        return Offer(pages, left, {named(page) for page in range(leaving.end)})
+            pages[state.name] = {named(page - 1): None for page in published.states}
+            left[state.name] = {named(page - 1) for page in published.left[state.name]}
+        return Offer(pages, left, {named(page) for page in range(published.end)})
 
     def adopted(self, before: Snapshot, offer: Offer) -> Adopted:
         """The part of an offer that the tree must take."""
@@ -148,9 +148,9 @@ class Publishing:
                     if made_room and prefix in now.host and prefix not in there.host:
                         passed.setdefault(each.name, set()).add(prefix)
         end = max([*states, *(page + 1 for each in pages.values() for page in each)], default=0)
-        leaving = resuming.leaving(own, pages, states, end)
+        published = resuming.published(own, pages, states, end)
         own.based = max(own.based, request.receipt.anchor.end)
-        offer = self.offer(live, leaving, tables)
+        offer = self.offer(live, published, tables)
         self.note(before, offer, made_room=made_room)
         for name, gone in passed.items():  # to the tree and on to HOST, in one call
             self.bench.recency.adopted(name, gone)

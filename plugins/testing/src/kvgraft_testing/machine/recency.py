@@ -11,7 +11,7 @@ from kvgraft_testing.machine.brute_force import BruteForce, Gone, ModelComponent
 from kvgraft_testing.machine.keeping import BY_AGE, Keeping
 from kvgraft_testing.machine.observing import NodeView, Snapshot
 
-__all__ = ["LEFT_FIRST", "Rank", "Recency", "Term"]
+__all__ = ["LEFT_FIRST", "Rank", "Recency", "Retention"]
 
 Rank = tuple[float, int, int]
 """When data is to leave, the lowest first: its level, the policy's order, its last use."""
@@ -25,11 +25,11 @@ EXPIRED = -1000.0
 LEFT = 1 << 40
 """Taken off the clock for left-behind data: before everything else, oldest first."""
 
-MOST_TERMS = 400
+MOST_RETENTIONS = 400
 """Terms that are kept of each namespace; an example has fewer."""
 
 
-class Term(NamedTuple):
+class Retention(NamedTuple):
     """How long the data of a request's uses is kept.
 
     Attributes:
@@ -56,8 +56,8 @@ class Recency:
         self.clock = 0
         self.now_s = self.was_s = 0.0
         """The clock as the cache read it last, by the end of this operation and before it."""
-        self._terms: dict[object, deque[tuple[int, Term]]] = {}
-        """By namespace, the terms of its data's uses and the clock from which on they held."""
+        self._retentions: dict[object, deque[tuple[int, Retention]]] = {}
+        """By namespace, the retentions of its data's uses and the clock from which on they held."""
         self.used: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
         self.known: dict[tuple[str, str], dict[Prefix, int]] = {
             (each.name, tier): {} for each in model.components for tier in ("device", "host")
@@ -66,16 +66,18 @@ class Recency:
         self.reserved: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
         """Pages in the clean reserve, with their last use when they came there."""
 
-    def settle(self, namespace: object, term: Term | None) -> None:
+    def settle(self, namespace: object, retention: Retention | None) -> None:
         """An operation begins: from here on its own uses are told from earlier ones.
 
-        Data that it uses gets the term of its request, which is of that namespace.
+        Data that it uses gets the retention of its request, which is of that namespace.
         """
         self._before.clear()
         self.was_s = self.now_s
-        if term is not None:
+        if retention is not None:
             self.clock += 1
-            self._terms.setdefault(namespace, deque(maxlen=MOST_TERMS)).append((self.clock, term))
+            self._retentions.setdefault(namespace, deque(maxlen=MOST_RETENTIONS)).append(
+                (self.clock, retention)
+            )
 
     def cleared(self, gone: Mapping[object, Gone]) -> None:
         """Namespaces were cleared: what is used there from now on is used for the first time."""
@@ -184,10 +186,12 @@ class Recency:
 
     def _levels(self, page: Prefix, first: int, last: int, now_s: float) -> list[float]:
         """The levels that data has by some time whose last use is one from `first` to `last`."""
-        there = self._terms.get(page[0], ())
-        until = [(at, term) for at, term in there if at <= max(first, last)]
+        there = self._retentions.get(page[0], ())
+        until = [(at, retention) for at, retention in there if at <= max(first, last)]
         begun = [at for at, _ in until if at <= first]
-        found = [_level(term, now_s) for at, term in until if not begun or at >= begun[-1]]
+        found = [
+            _level(retention, now_s) for at, retention in until if not begun or at >= begun[-1]
+        ]
         return found if begun else [0, *found]
 
     def is_next(self, name: str, page: Prefix) -> bool:
@@ -206,6 +210,6 @@ class Recency:
         return max(self._before.get((name, tier, page), known.get(page, 0)) for page in pages)
 
 
-def _level(term: Term, now_s: float) -> float:
-    """The level of data with a term by some time."""
-    return EXPIRED if term.until_s <= now_s else term.priority
+def _level(retention: Retention, now_s: float) -> float:
+    """The level of data with a retention by some time."""
+    return EXPIRED if retention.until_s <= now_s else retention.priority

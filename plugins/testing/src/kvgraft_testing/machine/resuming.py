@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvgraft_testing.machine.brute_force import BruteForce, ModelComponent
 
-__all__ = ["SHARE", "Leaving", "Progress", "Resuming"]
+__all__ = ["SHARE", "Progress", "Published", "Resuming"]
 
 SHARE = 8
 """A grid of points takes at most one byte for this many of the base component's."""
@@ -54,7 +54,7 @@ class Progress:
 
 
 @dataclass
-class Leaving:
+class Published:
     """Data that leaves a request.
 
     Attributes:
@@ -171,7 +171,7 @@ class Resuming:
         """Points of the grid that a request meets as it publishes at page `position`."""
         return self.on_grid(prompt, own.last_point, position) if not self.states else set()
 
-    def leave(self, own: Progress, prompt: int, end: int) -> Leaving:
+    def leave(self, own: Progress, prompt: int, end: int) -> Published:
         """The offer, up to boundary `end`, of a request that ends or shares all its data."""
         if self.matters and not self.states:
             own.points |= self.on_grid(prompt, own.last_point, end)
@@ -180,15 +180,15 @@ class Resuming:
             each.name: {page for page in own.private[each.name] if page < end}
             for each in (*self.prefix_closed, *self.bounded)
         }
-        leaving = self.leaving(own, pages, {page for page in own.captured if page <= end}, end)
+        published = self.published(own, pages, {page for page in own.captured if page <= end}, end)
         own.based = max(own.based, end)
-        return leaving
+        return published
 
-    def leaving(
+    def published(
         self, own: Progress, pages: dict[str, set[int]], states: set[int], end: int
-    ) -> Leaving:
+    ) -> Published:
         """Pages and states that leave a request: for resume points, left behind, or of no use."""
-        leaving = Leaving(end, {}, states, {})
+        published = Published(end, {}, states, {})
         for each in (*self.prefix_closed, *self.bounded):
             went = pages[each.name]
             own.private[each.name] -= went
@@ -198,19 +198,19 @@ class Resuming:
             if self.states:
                 useless = {page for page in left if not self.is_needed(each, own.left, page)}
                 went, left = went - useless, left - useless
-            leaving.pages[each.name] = went
-            leaving.left[each.name] = left
+            published.pages[each.name] = went
+            published.left[each.name] = left
         own.captured -= states
         own.shared = max((own.shared, *states))
         for state in self.states:
-            leaving.left[state.name] = states & own.left
+            published.left[state.name] = states & own.left
         if not self.prefix_closed:
-            self._drop_without_base(own, leaving)
-        return leaving
+            self._drop_without_base(own, published)
+        return published
 
-    def _drop_without_base(self, own: Progress, leaving: Leaving) -> None:
+    def _drop_without_base(self, own: Progress, published: Published) -> None:
         """Drop data whose bounded base is still the request's: it is of no use there (T4)."""
         base = self.model.components[0]
         for each in self.bounded:
             if base in self.model.depends_on(each):
-                own.dropped |= leaving.pages[each.name] & own.private[base.name]
+                own.dropped |= published.pages[each.name] & own.private[base.name]

@@ -11,10 +11,10 @@ from kvgraft.policies.policy import MAX_CLASSES, EvictionPolicy, Hint, Use
 from kvgraft.requests.request import Request
 from kvgraft.tree.tree import Tree
 
-__all__ = ["MOST_PRIORITY", "Terms", "Uses", "Wanted", "expect_hint"]
+__all__ = ["MOST_PRIORITY", "AccessTracker", "RequestedRetention", "Retentions", "expect_hint"]
 
 
-class Uses:
+class AccessTracker:
     """The policy's view of requests; does nothing for a policy without classes.
 
     Args:
@@ -51,7 +51,7 @@ class Uses:
         if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
             raise self._no_class("classify", its_class)
         request.use_class = self.tree.use_class = its_class
-        request.use_term = self.tree.use_term = None
+        request.use_retention = self.tree.use_retention = None
 
     def admitted(self, request: Request) -> None:
         """The request runs: its prompt counts as used, once, also if it is restarted.
@@ -84,7 +84,7 @@ class Uses:
         if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
             raise self._no_class("finished", its_class)
         request.use_class = self.tree.use_class = its_class
-        request.use_term = self.tree.use_term = None
+        request.use_retention = self.tree.use_retention = None
 
     def _failed(self, call: str, error: Exception) -> ContractViolation:
         said = f"policy {self.policy.name!r}: `{call}` raised {type(error).__name__}: {error}"
@@ -125,7 +125,7 @@ MOST_PRIORITY: Final = 8
 """Priorities are from -8 to 8; each in use costs an order of candidates per pool."""
 
 
-class Wanted(NamedTuple):
+class RequestedRetention(NamedTuple):
     """The treatment that an engine asks for a request's data.
 
     Attributes:
@@ -137,7 +137,7 @@ class Wanted(NamedTuple):
     ttl_s: float | None = None
 
 
-class Terms:
+class Retentions:
     """Gives requests' uses their terms; does nothing while no request has asked for one.
 
     Args:
@@ -149,19 +149,13 @@ class Terms:
         self.tree = tree
         self._clock = clock
 
-    def ask(
-        self,
-        call: str,
-        request: Request,
-        priority: Any,
-        ttl_s: Any,
-    ) -> None:
+    def ask(self, call: str, request: Request, priority: Any, ttl_s: Any) -> None:
         """Note what is asked for; what is None stays as it was.
 
         Raises:
             ConfigError: a priority or a time that cannot be; nothing was noted.
         """
-        wanted = request.wanted or Wanted()
+        wanted = request.requested_retention or RequestedRetention()
         if priority is not None:
             if type(priority) is not int or abs(priority) > MOST_PRIORITY:
                 raise ConfigError(
@@ -173,20 +167,21 @@ class Terms:
             if type(ttl_s) not in (int, float) or not isfinite(ttl_s) or ttl_s < 0:
                 raise ConfigError(f"{call}: ttl_s {ttl_s!r:.70}; give seconds, 0 or more")
             wanted = wanted._replace(ttl_s=float(ttl_s))
-        request.wanted = wanted
+        request.requested_retention = wanted
         if self.tree.lifetimes is None:
             from kvgraft.tree.lifetimes import use_lifetimes
 
             use_lifetimes(self.tree, self._clock)
 
     def used(self, request: Request) -> None:
-        """Give the term that is asked for to all that the request uses from now on."""
+        """Give the retention that is asked for to all that the request uses from now on."""
         lifetimes = self.tree.lifetimes
         assert lifetimes is not None
         lifetimes.read_clock()
-        if request.wanted is not None:
-            from kvgraft.tree.lifetimes import Term
+        if request.requested_retention is not None:
+            from kvgraft.tree.lifetimes import Retention
 
-            priority, ttl_s = request.wanted
-            request.use_term = Term(priority, None if ttl_s is None else lifetimes.now_s + ttl_s)
-        self.tree.use_class, self.tree.use_term = request.use_class, request.use_term
+            priority, ttl_s = request.requested_retention
+            until_s = None if ttl_s is None else lifetimes.now_s + ttl_s
+            request.use_retention = Retention(priority, until_s)
+        self.tree.use_class, self.tree.use_retention = request.use_class, request.use_retention

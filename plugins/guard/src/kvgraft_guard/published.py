@@ -21,7 +21,7 @@ from kvgraft.types import PointKind
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.paths import follow, needed
 
-__all__ = ["SMALL_TOKENS", "Belongings", "Departed", "Leavings"]
+__all__ = ["SMALL_TOKENS", "Departed", "PublishedData", "SequenceSlots"]
 
 Pages = npt.NDArray[np.int32]
 """Slots of consecutive pages from the first one on, `[n_pages, slots_per_page]`; -1 for none."""
@@ -40,7 +40,7 @@ DEEPEST_STAMP = 1 << 62
 """Before everything that was left behind."""
 
 
-class Belongings(NamedTuple):
+class SequenceSlots(NamedTuple):
     """A request's own slots and the tree's slots of its sequence, at one moment.
 
     Attributes:
@@ -86,7 +86,7 @@ class Departed(NamedTuple):
     freed: int
 
 
-class Leavings:
+class PublishedData:
     """Checks the data that the requests of one cache leave to the tree.
 
     Attributes:
@@ -139,7 +139,7 @@ class Leavings:
 
     # -- before and after
 
-    def see(self, request: Request) -> Belongings:
+    def see(self, request: Request) -> SequenceSlots:
         """Its own slots and the tree's of its sequence, now; O(pages)."""
         n_pages = request.allocated
         nodes, end = follow(self.tree, request.key, n_pages, request.root)
@@ -182,7 +182,7 @@ class Leavings:
             }
         marked = frozenset(page for node in nodes for page, _ in node.each_point())
         skipped = sum(self.cache.points.skipped.values())
-        return Belongings(
+        return SequenceSlots(
             own,
             tree,
             stamps,
@@ -199,7 +199,7 @@ class Leavings:
         )
 
     def check(
-        self, request: Request, was: Belongings, end: int | None, *, evicted: bool
+        self, request: Request, was: SequenceSlots, end: int | None, *, evicted: bool
     ) -> dict[int, Departed]:
         """Data that left the request is the tree's where it must be, and counts as it must there.
 
@@ -237,7 +237,7 @@ class Leavings:
         self,
         request: Request,
         component: TreeComponent,
-        moments: tuple[Belongings, Belongings],
+        moments: tuple[SequenceSlots, SequenceSlots],
         end: int | None,
         evicted: bool,  # noqa: FBT001 - passed on
     ) -> Departed:
@@ -332,7 +332,7 @@ class Leavings:
         return self.tree.page_size < SMALL_TOKENS and request.computed > request.prompt
 
     def _may_give_back(
-        self, request: Request, was: Belongings, gone: npt.NDArray[np.bool_]
+        self, request: Request, was: SequenceSlots, gone: npt.NDArray[np.bool_]
     ) -> bool:
         """Whether the pages are no longer named or found, or others' cannot be pinned there."""
         last = int(np.flatnonzero(gone)[-1]) + 1
@@ -348,7 +348,7 @@ class Leavings:
                 return True
         return False
 
-    def beside(self, was: Belongings, component: TreeComponent) -> int:
+    def beside(self, was: SequenceSlots, component: TreeComponent) -> int:
         """Pages that both the request and the tree had slots for."""
         own, tree = was.own[component.index], was.tree[component.index]
         return int(((own[:, 0] >= 0) & (tree[:, 0] >= 0)).sum())
@@ -372,7 +372,7 @@ class Leavings:
 
     # -- points
 
-    def _check_new_points(self, request: Request, was: Belongings, now: Belongings) -> None:
+    def _check_new_points(self, request: Request, was: SequenceSlots, now: SequenceSlots) -> None:
         """Pages before a point that was decided late have not been left behind before (I10)."""
         first = request.anchor_tokens // self.tree.page_size
         for page in now.points.keys() - was.points.keys() - request.left:
@@ -417,7 +417,7 @@ class Leavings:
 
     # -- states
 
-    def _check_states(self, request: Request, was: Belongings, now: Belongings) -> None:
+    def _check_states(self, request: Request, was: SequenceSlots, now: SequenceSlots) -> None:
         """States at a boundary are kept for all components or for none, and so are its pages."""
         kept: dict[int, set[int]] = {}
         for component in self._stateful:
@@ -452,7 +452,7 @@ class Leavings:
                 )
         self._check_skipped(request, was, now, kept)
 
-    def _hangs(self, component: TreeComponent, now: Belongings, page: int) -> bool:
+    def _hangs(self, component: TreeComponent, now: SequenceSlots, page: int) -> bool:
         """Whether the tree has the pages that a state at `page` needs to be of use (T4)."""
         return all(
             page <= len(now.tree[each]) and now.tree[each][page - 1, 0] >= 0
@@ -465,7 +465,7 @@ class Leavings:
         return own is not None and own.due == page
 
     def _check_skipped(
-        self, request: Request, was: Belongings, now: Belongings, kept: dict[int, set[int]]
+        self, request: Request, was: SequenceSlots, now: SequenceSlots, kept: dict[int, set[int]]
     ) -> None:
         """A point that was given up changed nothing and was counted (I11)."""
         gone = was.points.keys() - request.points.keys()
