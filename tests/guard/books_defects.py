@@ -34,7 +34,7 @@ def a_load_back_that_makes_room_it_does_not_need(put: Patch) -> None:
 
     def greedy(self: LoadBacks, request: Request, fence: Any) -> Any:
         component = self.tree.components[0]
-        self.evictor.free_device(component, component.device.capacity, None)
+        self.evictor.ensure_device(component, component.device.capacity, None)
         return start(self, request, fence)
 
     scene = Scene(host_tokens=128)
@@ -64,11 +64,11 @@ def a_load_back_that_takes_from_another_pool(put: Patch) -> None:
 
 @breaks("E2", "base")
 def an_allocation_that_makes_room_for_more(put: Patch) -> None:
-    make = Evictor.make_room
+    make = Evictor.ensure_free
     scene = Scene()
     put.into(
         scene.cache.evictor,
-        make_room=lambda self, component, n_slots, tenant, promised: make(
+        ensure_free=lambda self, component, n_slots, tenant, promised: make(
             self, component, n_slots + 1, tenant, promised
         ),
     )

@@ -432,7 +432,7 @@ def a_refused_allocation_that_evicts(put: Patch) -> None:
     other = scene.admitted(range(300, 308))
 
     def greedy(self: PageSlots, request: Request, pages: int) -> bool:
-        self.evictor.free_device(self.tree.components[0], pages, None)
+        self.evictor.ensure_device(self.tree.components[0], pages, None)
         return False
 
     put.into(scene.cache.pages, allocate_pages=greedy)

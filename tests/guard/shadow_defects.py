@@ -154,7 +154,7 @@ def leavings_that_go_before_older_ones(put: Patch) -> None:
 
 @breaks("I9", "window")
 def a_victim_that_was_used_before_what_was_left_behind(put: Patch) -> None:
-    put.setattr(TreeComponent, "take_behind", lambda self: None)
+    put.setattr(TreeComponent, "pop_behind", lambda self: None)
     scene = Scene()
     scene.cached(PROMPT)
     scene.cache.evict("window", scene.component("window").device.free + 1)

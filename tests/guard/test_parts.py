@@ -27,7 +27,7 @@ CALLS: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (Prefetching, ("start", "take", "poll", "cancel", "stop")),
     (Storing, ("poll", "stop", "arrived", "leaving")),
     (Tree, ("split", "put_device", "put_host", "detach_device", "drop_host")),
-    (Evictor, ("free_device", "free_host")),
+    (Evictor, ("ensure_device", "ensure_host")),
 )
 """Calls between the parts of a cache."""
 

@@ -67,15 +67,15 @@ def a_load_back_starts_from_the_anchor_of_the_base_alone(patch: Patch) -> None:
 @mutant("everything+window", "E2", "R3")
 def room_is_made_in_a_pool_that_was_not_short(patch: Patch) -> None:
     """F3: the window's shortage evicts the base."""
-    make_room = Evictor.free_device
+    ensure_free = Evictor.ensure_device
 
     def wide(self: Evictor, component: Any, n_slots: int, tenant: int | None) -> bool:
         base = self.tree.components[0]
         if component is not base and n_slots > component.device.free:
-            make_room(self, base, base.device.free + 1, tenant)
-        return make_room(self, component, n_slots, tenant)
+            ensure_free(self, base, base.device.free + 1, tenant)
+        return ensure_free(self, component, n_slots, tenant)
 
-    patch.setattr(Evictor, "free_device", wide)
+    patch.setattr(Evictor, "ensure_device", wide)
 
 
 @mutant("everything+window", "A5")

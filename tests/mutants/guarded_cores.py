@@ -302,12 +302,12 @@ GUARDED_CORES: dict[str, BadCore] = {
     "left behind data goes last": BadCore(
         ("I9", "T7"),
         "tree/component.py",
-        "        node = self.take_behind() if self.entries[BEHIND] else None\n"
+        "        node = self.pop_behind() if self.entries[BEHIND] else None\n"
         "        if node is None and self.entries[CLEAN]:\n"
-        "            node = self._take_clean()\n"
-        "        return node if node is not None else self.take_in_order()\n",
-        "        node = self.take_in_order()\n"
-        "        return node if node is not None else self.take_behind()\n",
+        "            node = self._pop_clean()\n"
+        "        return node if node is not None else self.pop_in_order()\n",
+        "        node = self.pop_in_order()\n"
+        "        return node if node is not None else self.pop_behind()\n",
     ),
     "the clean reserve is not copied": BadCore(
         ("E4",),
@@ -324,8 +324,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "the clean reserve takes all but the next": BadCore(
         ("T7",),
         "requests/backup.py",
-        "while (node := component.take_in_order()) is not None:",
-        "while component.take_in_order() and (node := component.take_in_order()) is not None:",
+        "while (node := component.pop_in_order()) is not None:",
+        "while component.pop_in_order() and (node := component.pop_in_order()) is not None:",
     ),
     "used data stays in the clean reserve": BadCore(
         ("T7",),
@@ -337,10 +337,10 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("T7",),
         "tree/component.py",
         "        if node is None and self.entries[CLEAN]:\n"
-        "            node = self._take_clean()\n"
-        "        return node if node is not None else self.take_in_order()\n",
-        "        node = node if node is not None else self.take_in_order()\n"
-        "        return node if node is not None else self._take_clean()\n",
+        "            node = self._pop_clean()\n"
+        "        return node if node is not None else self.pop_in_order()\n",
+        "        node = node if node is not None else self.pop_in_order()\n"
+        "        return node if node is not None else self._pop_clean()\n",
     ),
     "HOST that is full admits nothing": BadCore(
         ("E4",),
@@ -357,8 +357,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "HOST keeps what DEVICE has, too": BadCore(
         ("T7",),
         "tree/eviction.py",
-        "while ledger.room < target and (node := component.take_double()) is not None:",
-        "while False and (node := component.take_double()) is not None:",
+        "while ledger.room < target and (node := component.pop_double()) is not None:",
+        "while False and (node := component.pop_double()) is not None:",
     ),
     "left behind data is given back": BadCore(
         ("I9", "I10"),

@@ -46,7 +46,7 @@ FreeDevice = Callable[[Evictor, TreeComponent, int, int | None], bool]
 
 
 def load_back_with_the_narrow_pool_short(
-    setup: Setup, chain: int, free_device: FreeDevice = Evictor.free_device
+    setup: Setup, chain: int, ensure_device: FreeDevice = Evictor.ensure_device
 ) -> None:
     """The field's scenario: a chain on HOST, the narrow pool one page short of its window.
 
@@ -79,7 +79,7 @@ def load_back_with_the_narrow_pool_short(
         decision = cache.admit(request)
         assert decision.admitted, decision
         held = [_in_tree(wide), _in_tree(short)]
-        override(cache.evictor, free_device=free_device)
+        override(cache.evictor, ensure_device=ensure_device)
         server.load_back(request)
         lost = held[0] + loaded - _in_tree(wide), held[1] + wanted - _in_tree(short)
         assert lost[0] == 0, "the wide pool lost data it had room for"

@@ -178,5 +178,5 @@ def test_a_write_that_fails_before_one_that_succeeds_costs_itself_alone(
 def _begin_segment(backend: FileBackend, storage: Storage) -> None:
     """An active segment without records: writes from now on are records'."""
     with backend._writing:
-        assert backend._writer._make_room(SIZE, 5.0) is None
+        assert backend._writer._ensure_free(SIZE, 5.0) is None
         assert backend._writer._fits(0, SIZE)

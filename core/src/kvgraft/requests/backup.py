@@ -77,7 +77,7 @@ class Backups:
             if not operations.may_back_up(self.tree, node):
                 return
             operation = operations.begin_backup(self.tree, node, components)
-            if operation is None and self._make_room(node, components):
+            if operation is None and self._ensure_free(node, components):
                 if not operations.may_back_up(self.tree, node):
                     return  # the room came from data above
                 operation = operations.begin_backup(self.tree, node, components)
@@ -90,7 +90,7 @@ class Backups:
                 logger.warning("a node stays without a backup: %s", error)
                 return
 
-    def _make_room(self, node: Node, components: list[TreeComponent]) -> bool:
+    def _ensure_free(self, node: Node, components: list[TreeComponent]) -> bool:
         """Make room on HOST for a node, where that was short; whether there is room now.
 
         Not out of data above it: its copy is of no use without that.
@@ -109,7 +109,7 @@ class Backups:
             return False
         try:
             return all(
-                self.evictor.free_host(component, component.n_slots(node), node.tenant)
+                self.evictor.ensure_host(component, component.n_slots(node), node.tenant)
                 for component in short
             )
         finally:
@@ -232,7 +232,7 @@ class CleanReserve:
 
     def _take(self, component: TreeComponent) -> _Next | None:
         """The next victim as the policy orders them, taken off its queue; None if there is none."""
-        while (node := component.take_in_order()) is not None:
+        while (node := component.pop_in_order()) is not None:
             victim = eviction.victim_at(self.tree, node, component)
             if victim is not None:
                 return _Next(node.cells[component.index].stamp, victim)
@@ -287,7 +287,7 @@ class CleanReserve:
         ):
             return True
         if not all(
-            self.evictor.free_host(each, each.n_slots(node), node.tenant) for each in unbacked
+            self.evictor.ensure_host(each, each.n_slots(node), node.tenant) for each in unbacked
         ):
             return True
         if not eviction.still_there(victim):

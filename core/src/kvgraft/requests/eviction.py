@@ -45,7 +45,7 @@ class Evictor:
         self.failed_demotions = 0
         self.sweeper = Sweeper(tree)
 
-    def free_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+    def ensure_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         """Free DEVICE slots of one component until `n_slots` are free; whether they are.
 
         Takes nothing from a pool that is not short (E2), and nothing at all if they are free.
@@ -60,11 +60,11 @@ class Evictor:
         if n_slots <= ledger.room:
             return True
         if self.sweeper.is_behind:
-            self.sweeper.make_room(ledger, n_slots)
-        return self.take_device(component, n_slots, tenant)
+            self.sweeper.ensure_free(ledger, n_slots)
+        return self.evict_device(component, n_slots, tenant)
 
-    def take_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
-        """`free_device` in the order of eviction: cleared data is gone, as far as that was soon."""
+    def evict_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+        """`ensure_device` behind the sweeper: cleared data is gone, as far as that was soon."""
         ledger = component.device if tenant is None else component.devices[tenant]
         if n_slots <= ledger.room:
             return True
@@ -78,7 +78,7 @@ class Evictor:
             self.tree.for_tenant = asked
         return ledger.room >= n_slots
 
-    def make_room(
+    def ensure_free(
         self, component: TreeComponent, n_slots: int, tenant: int | None, promised: int
     ) -> None:
         """Free DEVICE slots of one component until `n_slots` are free (A7).
@@ -90,7 +90,7 @@ class Evictor:
         assert isinstance(ledger, Ledger)
         ledger.promised += others
         try:
-            made = self.free_device(component, n_slots, tenant)
+            made = self.ensure_device(component, n_slots, tenant)
         finally:
             ledger.promised -= others
         if not made:
@@ -106,25 +106,25 @@ class Evictor:
         if ledger is None:
             return 0
         before = ledger.free
-        make_room = self.free_device if tier is Tier.DEVICE else self.free_host
-        make_room(component, before + n_slots, None)
+        ensure_free = self.ensure_device if tier is Tier.DEVICE else self.ensure_host
+        ensure_free(component, before + n_slots, None)
         return ledger.free - before
 
-    def free_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+    def ensure_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         """Free HOST slots of one component until `n_slots` are free; whether they are.
 
-        `tenant` is the one they are for, as in `free_device`.
+        `tenant` is the one they are for, as in `ensure_device`.
         """
         ledger = component.host if tenant is None else component.hosts[tenant]
         assert ledger is not None
         if n_slots <= ledger.room:
             return True
         if self.sweeper.is_behind:
-            self.sweeper.make_room(ledger, n_slots)
-        return self.take_host(component, n_slots, tenant)
+            self.sweeper.ensure_free(ledger, n_slots)
+        return self.evict_host(component, n_slots, tenant)
 
-    def take_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
-        """`free_host` in the order of eviction."""
+    def evict_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+        """`ensure_host` in the order of eviction."""
         ledger = component.host if tenant is None else component.hosts[tenant]
         assert ledger is not None
         if n_slots > ledger.room:
@@ -245,7 +245,7 @@ class Evictor:
             ledger, n_slots = component.hosts[node.tenant], component.n_slots(node)
             assert ledger is not None
             fits = n_slots <= ledger.headroom
-            if not fits or not self.free_host(component, n_slots, node.tenant):
+            if not fits or not self.ensure_host(component, n_slots, node.tenant):
                 return None
         parent = node.parent
         if parent is None or not eviction.still_there(victim):

@@ -143,9 +143,9 @@ class PageSlots:
         for part, n in needs:
             if n > part.account.ledger.room:
                 promised = part.account.promised
-                self.evictor.make_room(part.component, n, request.root.tenant, promised)
+                self.evictor.ensure_free(part.component, n, request.root.tenant, promised)
             if part.host_account is not None:
-                self.evictor.free_host(part.component, n, request.root.tenant)
+                self.evictor.ensure_host(part.component, n, request.root.tenant)
         for part, n in needs:
             part.take_pages(first, n)
         request.allocated = end
@@ -406,7 +406,7 @@ class StateSlots:
         if account.promised < 1 and account.ledger.headroom < 1:
             return None
         if account.ledger.room < 1:
-            self.evictor.make_room(part.component, 1, request.root.tenant, account.promised)
+            self.evictor.ensure_free(part.component, 1, request.root.tenant, account.promised)
         return account.take(1)
 
     def copy(self, component: TreeComponent, source: bytes, target: bytes) -> None:

@@ -392,19 +392,19 @@ class Stepper:
             if n and (self.shares_pools or not self._has_room(needed + n)):
                 take_together()
                 needed = 0
-                self._make_room(request, n)
+                self._ensure_free(request, n)
             together.append(at)
             needed += n
         take_together()
         return refused
 
-    def _make_room(self, request: Request, n_pages: int) -> None:
+    def _ensure_free(self, request: Request, n_pages: int) -> None:
         """Room for a request's promised pages."""
         tenant = request.root.tenant
         for component in self.rows.paged:
             n = n_pages * component.slots_per_page
             if n > component.devices[tenant].room:
-                self.evictor.make_room(component, n, tenant, n)
+                self.evictor.ensure_free(component, n, tenant, n)
 
     def _take(self, batch: Batch, fast: Ints) -> None:
         """Slots out of the promises of requests for which nothing else is due."""

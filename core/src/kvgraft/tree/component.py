@@ -325,17 +325,17 @@ class TreeComponent:
         cell.queued |= place
         self.entries[place] += 1
 
-    def take_device(self) -> Node | None:
+    def pop_device(self) -> Node | None:
         """The next DEVICE entry, taken off its queue: left behind first, then the clean reserve.
 
         None if there is none.
         """
-        node = self.take_behind() if self.entries[BEHIND] else None
+        node = self.pop_behind() if self.entries[BEHIND] else None
         if node is None and self.entries[CLEAN]:
-            node = self._take_clean()
-        return node if node is not None else self.take_in_order()
+            node = self._pop_clean()
+        return node if node is not None else self.pop_in_order()
 
-    def take_in_order(self) -> Node | None:
+    def pop_in_order(self) -> Node | None:
         """The next DEVICE entry as the policy orders them, taken off; None if there is none."""
         return self._take(self.device_queue, ON_DEVICE)
 
@@ -352,7 +352,7 @@ class TreeComponent:
         cell.queued |= CLEAN
         self.entries[CLEAN] += 1
 
-    def _take_clean(self) -> Node | None:
+    def _pop_clean(self) -> Node | None:
         """The first entry of the clean reserve that was not used since, taken off."""
         while (entry := self.clean.pop()) is not None:
             stamp, node = entry
@@ -377,7 +377,7 @@ class TreeComponent:
         cell.queued |= DOUBLE
         self.entries[DOUBLE] += 1
 
-    def take_double(self) -> Node | None:
+    def pop_double(self) -> Node | None:
         """The first node whose data both tiers have, taken off; None if there is none."""
         while (entry := self.doubles.pop()) is not None:
             _, node = entry
@@ -390,11 +390,11 @@ class TreeComponent:
                 return node
         return None
 
-    def take_behind(self) -> Node | None:
+    def pop_behind(self) -> Node | None:
         """The oldest DEVICE entry that was left behind, taken off its queue; None if none is."""
         return self._take(self.behind_queue, BEHIND)
 
-    def take_host(self) -> Node | None:
+    def pop_host(self) -> Node | None:
         """The least recently used HOST entry, taken off the queue; None if there is none."""
         return self._take(self.host_queue, ON_HOST)
 
@@ -440,7 +440,7 @@ class TreeComponent:
             self.dead[place] -= not there
             if self.per_tenant_order and place == ON_DEVICE and entries[BEHIND]:
                 # Its tenant has one candidate less: another may be the one to give up data now.
-                behind = self.take_behind()
+                behind = self.pop_behind()
                 if behind is not None:
                     return behind
         if entries[place] and not self.per_tenant_order:

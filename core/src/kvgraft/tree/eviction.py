@@ -90,9 +90,9 @@ def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
     asked, tree.for_tenant = tree.for_tenant, tenant
     try:
         while component.entries[BEHIND]:
-            node = component.take_behind()
+            node = component.pop_behind()
             if node is None and component.entries[BEHIND]:
-                node = component.take_in_order()  # of a tenant that gives up data first
+                node = component.pop_in_order()  # of a tenant that gives up data first
             if node is None:
                 return False
             behind = node.cells[component.index].stamp < 0
@@ -107,7 +107,7 @@ def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
 
 def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
     """Take the component's next candidate off its queue; None if there is none."""
-    while (node := component.take_device()) is not None:
+    while (node := component.pop_device()) is not None:
         victim = victim_at(tree, node, component)
         if victim is not None:
             return victim
@@ -246,7 +246,7 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     before = ledger.free
     target = ledger.room + n_slots
     held: list[Node] = []
-    while ledger.room < target and (node := component.take_double()) is not None:
+    while ledger.room < target and (node := component.pop_double()) is not None:
         if node.cells[component.index].host_pins:
             held.append(node)
         else:
@@ -254,7 +254,7 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     for node in held:
         component.queue_double(node)
     while ledger.room < target:
-        node = component.take_host()
+        node = component.pop_host()
         if node is None:
             break
         if tree.is_host_candidate(node, component):
@@ -449,7 +449,7 @@ class Sweeper:
             self._step()
         self.is_behind = False
 
-    def make_room(self, ledger: PoolBooks, n_slots: int) -> None:
+    def ensure_free(self, ledger: PoolBooks, n_slots: int) -> None:
         """Some steps among data not visited before, fewer where a ledger has room for `n_slots`."""
         asked, self.tree.for_tenant = self.tree.for_tenant, None
         try:

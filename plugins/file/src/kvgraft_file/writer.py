@@ -159,7 +159,7 @@ class Writer:
                     place = None if full else self._find_room(size, end)
                     if place is None and not full and not self._fits(0, size):
                         self._replace(replacing, statuses)
-                        place = self._make_room(size, end)
+                        place = self._ensure_free(size, end)
                     if place is not None:
                         replacing[key] = _Replacing(place, key, value, [number])
                         if self._are_enough(replacing.values()):
@@ -241,7 +241,7 @@ class Writer:
         active = self._active
         return active is not None and active.tail + pending + size < self._segment_nbytes
 
-    def _make_room(self, size: int, end: float) -> Entry | None:
+    def _ensure_free(self, size: int, end: float) -> Entry | None:
         """A place to write over; None where there is room in a segment now, or none at all.
 
         If records carried over leave too little of a new segment, there is one after that.

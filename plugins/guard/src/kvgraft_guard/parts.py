@@ -136,17 +136,17 @@ class GuardedJournal(_Guarded, Journal):
 class GuardedEvictor(_Guarded, Evictor):
     """An evictor that may free no more than the operation needs."""
 
-    def take_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+    def evict_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         if self.guard is None:
-            return super().take_device(component, n_slots, tenant)
+            return super().evict_device(component, n_slots, tenant)
         rooms = self.guard.watched.rooms
-        return rooms.free_device(super().take_device, component, n_slots, tenant)
+        return rooms.ensure_device(super().evict_device, component, n_slots, tenant)
 
-    def take_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+    def evict_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         if self.guard is None:
-            return super().take_host(component, n_slots, tenant)
+            return super().evict_host(component, n_slots, tenant)
         rooms = self.guard.watched.rooms
-        return rooms.free_host(super().take_host, component, n_slots, tenant)
+        return rooms.ensure_host(super().evict_host, component, n_slots, tenant)
 
 
 class GuardedCleanReserve(_Guarded, CleanReserve):

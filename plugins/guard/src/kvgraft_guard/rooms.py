@@ -126,10 +126,10 @@ class Rooms:
 
     # -- the two ways to make room
 
-    def free_device(
+    def ensure_device(
         self, free: MakeRoom, component: TreeComponent, n_slots: int, tenant: int | None
     ) -> bool:
-        """`Evictor.take_device`, and a check of its effect."""
+        """`Evictor.evict_device`, and a check of its effect."""
         ledger = component.device if tenant is None else component.devices[tenant]
         if not self.active or n_slots <= ledger.room:
             return free(component, n_slots, tenant)
@@ -162,10 +162,10 @@ class Rooms:
             )
         return made
 
-    def free_host(
+    def ensure_host(
         self, free: MakeRoom, component: TreeComponent, n_slots: int, tenant: int | None
     ) -> bool:
-        """`Evictor.take_host`, and a check of its effect."""
+        """`Evictor.evict_host`, and a check of its effect."""
         ledger = component.host if tenant is None else component.hosts[tenant]
         if not self.active or ledger is None or n_slots <= ledger.room:
             return free(component, n_slots, tenant)

@@ -199,7 +199,7 @@ class HotBuffer:
         row_map.extend(end)
         kept = min(n_new, self.n_rows)
         tokens = torch.arange(end - kept, end, device=self._pool.torch_device)
-        targets = row_map.make_room(tokens, keep=tokens[:0])
+        targets = row_map.free_rows(tokens, keep=tokens[:0])
         for pair, new in zip(pairs, rows, strict=True):
             pair.hot[self._pool_rows[targets]] = new[n_new - kept :].to(pair.hot.device)
         row_map.place(tokens, targets)
@@ -287,7 +287,7 @@ class HotBuffer:
                 "at once"
             )
         misses = wanted[rows < 0]
-        targets = row_map.make_room(misses, keep=torch.cat([rows, newest]))
+        targets = row_map.free_rows(misses, keep=torch.cat([rows, newest]))
         slots, offsets = self._host_index(misses.cpu())
         pool_rows = self._pool_rows[targets]
         for pair in self._pool.layers[layer]:

@@ -56,7 +56,7 @@ class RowMap:
         """Row of the newest token, int32 `[1]`; -1 when it is not resident."""
         return self.row_of[self.n_tokens - 1 : self.n_tokens]
 
-    def make_room(self, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
+    def free_rows(self, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         """Empty one row for each token, sparing the rows in `keep`; int64 `[n]`.
 
         At least `n` rows must be outside `keep`.

@@ -136,7 +136,7 @@ class SessionCache(Cache):
         rows = tokens.tolist()
         for session, row in zip(self.sessions, rows):
             session.expect_next(row)
-        self._step = self._make_room(n_new)
+        self._step = self._allocate(n_new)
         for session, row in zip(self.sessions, rows):
             session.begin_step(row)
         self._columns.clear()
@@ -154,7 +154,7 @@ class SessionCache(Cache):
         for layer in self._stateful:
             layer.begin_states()
 
-    def _make_room(self, n_new: int) -> Step:
+    def _allocate(self, n_new: int) -> Step:
         """Slots for the next `n_new` tokens of every session.
 
         Raises:

@@ -372,7 +372,7 @@ class Fetch:
         yield
         self.short_of, self.reason, self.lacking = None, "", []
         if not self.spare:
-            yield from self._make_room(wanted)
+            yield from self._ensure_free(wanted)
             yield
         plan = yield from self._plan_that_fits(self._least)
         self.shrunk = plan is None or plan.boundary < longest.boundary
@@ -387,7 +387,7 @@ class Fetch:
             max(0, self._host(component).headroom) for component in self.context.tree.components
         ]
 
-    def _make_room(self, plan: Plan) -> Steps:
+    def _ensure_free(self, plan: Plan) -> Steps:
         """Evict for a plan, but no data it relies on, which stays pinned until the fetch ends."""
         tree = self.context.tree
         path = matching.follow_key(tree, self.key, plan.boundary)
@@ -400,7 +400,7 @@ class Fetch:
             while left > 0:
                 before = host.room
                 wanted = before + min(left, EVICTED_SLOTS)
-                self.context.evictor.free_host(component, wanted, self.tip.tenant)
+                self.context.evictor.ensure_host(component, wanted, self.tip.tenant)
                 freed = host.room - before
                 if freed <= 0:
                     break
