@@ -49,7 +49,9 @@ def planned(tmp_path: Path) -> Plan:
         path = tmp_path / "plan.json"
         command = ("plan", "--processes", "1", *map(str, arguments), "--json", str(path))
         done = run_forked(KVGRAFT, *command)
-        assert (done.returncode, done.stderr) == (0, "")
+        # a busy machine takes so long that the command shows its progress
+        said = [line for line in done.stderr.splitlines() if " replays in " not in line]
+        assert (done.returncode, said) == (0, [])
         return json.loads(path.read_text())  # type: ignore[no-any-return]
 
     return _planned
