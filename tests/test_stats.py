@@ -139,7 +139,7 @@ def test_tokens_that_storage_brought_are_counted_apart() -> None:
         hits = {name: of.hits for name, of in stats.components.items()}
         assert hits["full"] == SlotHits(0, 0, 16)
         assert hits["mamba"] == SlotHits(0, 0, 1)
-        assert hits["swa"].storage == request.parts[1].host_slots > 0
+        assert hits["swa"].storage == request.components[1].host_slots > 0
         assert isinstance(stats.storage, StorageStats)
         assert stats.storage.prefetches["tokens"] == 32
         assert stats.storage.keys["get"]["ok"] > 0

@@ -37,7 +37,7 @@ def test_a_rejected_request_leaves_no_trace(name: str, random: Random) -> None:
         assert cache.admit(request) == decision
     if not decision.admitted:
         assert decision.shortages
-        assert not any(part.account.promised for part in request.parts)
+        assert not any(part.account.promised for part in request.components)
     cache.abort(request)
     if not crowd.engine.pending:
         assert (ledgers(cache), tree_dump(cache)) == before
@@ -129,7 +129,7 @@ def test_a_batch_demands_the_sum_of_its_requests_and_counts_shared_slots_once(na
     sums = [0] * len(cache.tree.components)
     for request in batch:
         assert cache.admit(request).admitted
-        for part in request.parts:
+        for part in request.components:
             component, demand = part.component, part.demand
             sums[component.index] += demand.now + demand.later
             assert component.device.promised == sums[component.index]
@@ -148,8 +148,8 @@ def test_requests_that_load_the_same_pages_are_promised_them_once(name: str) -> 
     first = server.begin([*PROMPT, 1, 2])
     second = server.begin([*PROMPT, 3, 4])
     assert first.needs_load_back
-    loads = [part.host_slots for part in first.parts]
-    assert [part.host_slots for part in second.parts] == loads
+    loads = [part.host_slots for part in first.components]
+    assert [part.host_slots for part in second.components] == loads
     components = cache.tree.components
     assert cache.admit(first).admitted
     alone = [component.device.promised for component in components]

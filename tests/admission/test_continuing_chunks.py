@@ -39,7 +39,7 @@ def test_a_larger_chunk_takes_nothing_that_others_were_promised() -> None:
         assert cache.admit(other).admitted
         ledger = cache.tree.component("window").device
         assert ledger.headroom < 28 <= ledger.free
-        allowed = first.parts[0].account.promised + ledger.headroom
+        allowed = first.components[0].account.promised + ledger.headroom
         assert cache.next_chunk(first, 28) == allowed
         for request in (first, other):
             while request.computed < request.prompt:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvgraft import Cache, TokenKey
-from kvgraft.requests.parts import StatePart
+from kvgraft.requests.components import RequestState
 from kvgraft.requests.request import Request
 
 COMPONENTS = {"full": {}, "swa": {"window": 64}, "mamba": {"states": 8}}
@@ -30,26 +30,28 @@ def running(cache: Cache) -> Request:
 def held(request: Request) -> list[bool]:
     """Per part, whether it holds slots or promises."""
     return [
-        bool(part.account.promised or part.runs or (isinstance(part, StatePart) and part.owned()))
-        for part in request.parts
+        bool(
+            part.account.promised or part.runs or (isinstance(part, RequestState) and part.owned())
+        )
+        for part in request.components
     ]
 
 
 def test_a_request_has_one_part_per_component_in_the_order_of_the_tree(cache: Cache) -> None:
     request = cache.begin(TokenKey(range(100)))
-    assert [part.component for part in request.parts] == list(cache.tree.components)
-    assert [part.component.name for part in request.state_parts] == ["mamba"]
-    assert [part.component.name for part in request.bounded_parts] == ["swa"]
+    assert [part.component for part in request.components] == list(cache.tree.components)
+    assert [part.component.name for part in request.state_components] == ["mamba"]
+    assert [part.component.name for part in request.bounded_components] == ["swa"]
     assert held(request) == [False] * 3
     cache.abort(request)
 
 
 def test_a_restart_makes_the_parts_anew_and_gives_back_those_it_had(cache: Cache) -> None:
     request = running(cache)
-    old = request.parts
+    old = request.components
     assert held(request) == [True] * 3
     cache.restart(request)
-    assert not {id(part) for part in old} & {id(part) for part in request.parts}
+    assert not {id(part) for part in old} & {id(part) for part in request.components}
     assert held(request) == [False] * 3
     assert all(component.device.private == 0 for component in cache.tree.components)
     assert all(component.device.promised == 0 for component in cache.tree.components)

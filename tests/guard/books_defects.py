@@ -366,7 +366,7 @@ def a_drain_that_frees_a_running_requests_slots(put: Patch) -> None:
     drain = Journal.drain
 
     def careless(self: Journal, timeout_s: float) -> bool:
-        self.tree.components[0].devices[0].give_private(request.parts[0].runs[0].device)
+        self.tree.components[0].devices[0].give_private(request.components[0].runs[0].device)
         return drain(self, timeout_s)
 
     put.into(scene.cache.journal, drain=careless)

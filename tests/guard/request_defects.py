@@ -18,8 +18,8 @@ from kvgraft import (
 from kvgraft.admission import Decision, Outcome, promises
 from kvgraft.admission.decision import default_demand
 from kvgraft.admission.promises import Budget
+from kvgraft.requests.components import Account, RequestComponent
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.parts import Account, Part
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import PageSlots, StateSlots
 from kvgraft.requests.stepping import Batch, Stepper
@@ -348,7 +348,7 @@ def a_load_back_larger_than_the_match_said(put: Patch) -> None:
     scene.on_host_only(PROMPT)
 
     def fewer(self: Leases, request: Request) -> None:
-        for part in request.parts:
+        for part in request.components:
             part.host_slots = max(0, part.host_slots - 1)
 
     after_lease(put, scene, fewer)
@@ -475,7 +475,7 @@ def a_state_shared_instead_of_copied(put: Patch) -> None:
     set_up = StateSlots.set_up_states
 
     def share(self: StateSlots, request: Request) -> None:
-        for part in request.state_parts:
+        for part in request.state_components:
             source = request.receipt.anchor.cells[part.component.index].device
             if source is not None:
                 part.live = source
@@ -518,7 +518,7 @@ def private_slots_kept_while_others_run(put: Patch) -> None:
     scene.admitted(PROMPT[:8])
     request = scene.admitted(range(100, 108))
 
-    def forgetful(self: Budget, parts: Sequence[Part]) -> None:
+    def forgetful(self: Budget, parts: Sequence[RequestComponent]) -> None:
         for part in parts:
             part.private = ()
         close(self, parts)

@@ -10,8 +10,8 @@ from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.components import Account, RequestComponent
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.parts import Account, Part
 from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
@@ -182,7 +182,7 @@ def a_point_that_the_engine_named_and_nobody_keeps(put: Patch) -> None:
 @breaks("I10", "window")
 def a_point_whose_pages_go_first(put: Patch) -> None:
     def all_left(
-        self: Offers, request: Request, part: Part, runs: list[inserting.Run]
+        self: Offers, request: Request, part: RequestComponent, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
         return [run.cut(run.first, run.end, is_left=True) for run in runs]
 
@@ -194,7 +194,7 @@ def a_point_whose_pages_go_first(put: Patch) -> None:
 @breaks("I10", "window")
 def a_point_of_states_without_the_pages_before_it(put: Patch) -> None:
     def none(
-        self: Offers, request: Request, part: Part, runs: list[inserting.Run]
+        self: Offers, request: Request, part: RequestComponent, runs: list[inserting.Run]
     ) -> list[inserting.Run]:
         part.free_pages(runs)
         return []

@@ -23,7 +23,7 @@ from kvgraft import (
 from kvgraft.admission.decision import Outcome
 from kvgraft.config import GuardMode
 from kvgraft.requests.backup import CleanReserve
-from kvgraft.requests.parts import Due
+from kvgraft.requests.components import Due
 from kvgraft.types import Direction
 from kvgraft_guard.watching import Guard
 from kvgraft_replay.payload import Verify
@@ -258,7 +258,7 @@ def test_a_backup_may_wait_where_a_left_behind_state_took_the_last_slot() -> Non
             assert cache.next_chunk(request, n_tokens) == n_tokens
             assert cache.allocate(request, n_tokens)
             cache.computed(request, n_tokens)
-        assert request.state_parts[0].due_as is Due.LEFT
+        assert request.state_components[0].due_as is Due.LEFT
         assert cache.tree.component("mamba").device.headroom == 1
         assert cache.checkpoint(request)
         assert not cache.journal.counters[Direction.BACKUP].slots["mamba"]
@@ -424,7 +424,7 @@ def test_a_decode_keeps_a_state_where_its_prefix_gave_up_the_only_other_slot() -
         assert not request.keeps_decoded
         server.prefill(request)
         server.decode(request, 9)
-        assert request.state_parts[0].tracked_page
+        assert request.state_components[0].tracked_page
         cache.abort(request)
 
 

@@ -34,7 +34,7 @@ from kvgraft_testing.machine import (
     setup_for,
     state_plugin,
 )
-from kvgraft_testing.machine.brute_force import ModelComponent, Part
+from kvgraft_testing.machine.brute_force import ModelComponent, ModelTerm
 from kvgraft_testing.machine.deriving import model_components
 from kvgraft_testing.machine.driving import DECLARED
 from kvgraft_testing.machine.engines import PromptedTransferEngine
@@ -65,10 +65,12 @@ def test_the_model_of_a_component_equals_its_declaration() -> None:
     found = {each.name: each for each in model_components(cache.mounted)}
     cache.close()
     assert found == {
-        "full": ModelComponent("full", (Part("all"),), can_copy=False),
-        "swa": ModelComponent("swa", (Part("last", WINDOW),), can_copy=False),
-        "mamba": ModelComponent("mamba", (Part("state"),)),
-        "hisparse": ModelComponent("hisparse", (Part("all"),), home_is_host=True, can_copy=False),
+        "full": ModelComponent("full", (ModelTerm("all"),), can_copy=False),
+        "swa": ModelComponent("swa", (ModelTerm("last", WINDOW),), can_copy=False),
+        "mamba": ModelComponent("mamba", (ModelTerm("state"),)),
+        "hisparse": ModelComponent(
+            "hisparse", (ModelTerm("all"),), home_is_host=True, can_copy=False
+        ),
     }
 
 

@@ -18,9 +18,9 @@ import pytest
 from kvgraft.admission.promises import Budget, _own_slots
 from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.requests.backup import Backups, CleanReserve, _with_gaps_above
+from kvgraft.requests.components import Account, RequestState
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases, LoadBacks
-from kvgraft.requests.parts import Account, StatePart
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import PageSlots, StateSlots
@@ -151,7 +151,7 @@ change(
     "A9 M4 A3",
     Budget.decide,
     "        return Decision(Outcome.DEFERRED, shortages)\n",
-    "        for part in request.parts:\n"
+    "        for part in request.components:\n"
     "            part.host_slots = 0\n"
     "        return Decision(Outcome.DEFERRED, shortages)\n",
 )
@@ -687,8 +687,8 @@ change(
     TWO,
     "A11 A12",
     LoadBacks.start,
-    "    for part in request.parts:\n",
-    "    for part in request.parts if any(plan) else ():\n",
+    "    for part in request.components:\n",
+    "    for part in request.components if any(plan) else ():\n",
 )
 change(
     "a request restarted after a failure asks for HOST again",
@@ -777,7 +777,7 @@ change(
     "an aborted request keeps its captured states",
     ALL,
     "T8 H8",
-    StatePart.give_back,
+    RequestState.give_back,
     "for slots in self.owned():",
     "for slots in self.owned()[:1]:",
 )

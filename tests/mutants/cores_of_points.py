@@ -7,7 +7,7 @@ from typing import Any
 
 from kvgraft.admission import promises
 from kvgraft.admission.decision import default_demand
-from kvgraft.requests.parts import Account, Part
+from kvgraft.requests.components import Account, RequestComponent
 from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
@@ -37,7 +37,7 @@ def a_point_lies_a_page_early(patch: Patch) -> None:
 
 @mutant("everything+window+state", "I10", "I9", "I1")
 def a_point_is_kept_for_states_only(patch: Patch) -> None:
-    def useless(self: Any, request: Request, part: Part, runs: list[Any]) -> list[Any]:
+    def useless(self: Any, request: Request, part: RequestComponent, runs: list[Any]) -> list[Any]:
         part.free_pages(runs)
         return []
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from kvgraft.admission import promises
 from kvgraft.admission.decision import Decision, Outcome, default_demand
+from kvgraft.requests.components import Account, RequestComponent
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.parts import Account, Part
 from kvgraft.requests.slots import StateSlots
 from kvgraft.serving import Serving
 from kvgraft.tree import eviction, explaining, inserting, matching, operations, pinning
@@ -110,7 +110,7 @@ def host_hits_are_counted_in_tokens(patch: Patch) -> None:
 
     def miscounted(self: Leases, request: Any, limit: int) -> None:
         lease(self, request, limit)
-        for part in request.parts:
+        for part in request.components:
             part.host_slots *= 3
 
     patch.setattr(Leases, "lease", miscounted)
@@ -199,7 +199,7 @@ def an_aborted_request_keeps_its_slots(patch: Patch) -> None:
     def forgetful(self: Any) -> None:
         self.runs = []
 
-    patch.setattr(Part, "give_back", forgetful)
+    patch.setattr(RequestComponent, "give_back", forgetful)
 
 
 # -- eviction

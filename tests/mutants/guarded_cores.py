@@ -368,7 +368,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "slots handed over are promised again": BadCore(
         ("I12", "A1", "A12"),
-        "requests/parts.py",
+        "requests/components.py",
         "target = self.peak - self.held + n\n",
         "target = self.peak - self.held + 2 * n\n",
     ),
@@ -405,13 +405,13 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a window is promised slots for the rest of the request": BadCore(
         ("A1", "A4"),
-        "requests/parts.py",
+        "requests/components.py",
         "target = min(target, self.remaining)",
         "target = max(target, self.remaining)",
     ),
     "a load-back's slots stay promised": BadCore(
         ("A11", "A12", "A1"),
-        "requests/parts.py",
+        "requests/components.py",
         "self.ledger.promised -= self.load\n",
         "pass\n",
     ),
@@ -707,7 +707,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a promise is renewed beyond what is left to take": BadCore(
         ("A1", "I12", "A12"),
-        "requests/parts.py",
+        "requests/components.py",
         "        target = min(target, self.remaining)\n",
         "",
     ),
@@ -909,7 +909,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "what a request is promised counts once for two pools": BadCore(
         ("A11", "A12", "A1"),
-        "requests/parts.py",
+        "requests/components.py",
         "        self.ledger.promised += peak + load\n",
         "        self.ledger.promised += peak\n",
     ),

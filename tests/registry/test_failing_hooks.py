@@ -112,8 +112,8 @@ class Scene:
                 request.computed,
                 request.allocated,
                 request.anchor_tokens,
-                [list(part.runs) for part in request.parts],
-                [(part.account.held, part.account.promised) for part in request.parts],
+                [list(part.runs) for part in request.components],
+                [(part.account.held, part.account.promised) for part in request.components],
             )
         return books
 

@@ -86,10 +86,10 @@ def resume_under_pressure(
             if not cache.admit(other).admitted:
                 return Resumed(Outcome.DEFERRED, 0)
         request = server.begin([*PROMPT, *range(300, 314)], reserve=3)
-        hits = request.parts[cache.tree.by_name[component].index].host_slots
+        hits = request.components[cache.tree.by_name[component].index].host_slots
         if only_narrow and request.limited is None:
             assert request.device_tokens < request.anchor_tokens == len(PROMPT)
-            assert request.parts[0].host_slots == 0
+            assert request.components[0].host_slots == 0
         decision = cache.admit(request)
         if decision.admitted:
             server.load_back(request)
@@ -117,7 +117,7 @@ class ForgettingTheLoadBack(Budget):
 
     def _ask(self, request: Request, chunk: int) -> None:
         super()._ask(request, chunk)
-        for part in request.parts:
+        for part in request.components:
             part.demand = part.demand._replace(now=part.demand.now - part.host_slots)
 
 
@@ -167,7 +167,7 @@ def test_host_hits_are_charged_once_and_not_again_while_running(name: str) -> No
     promised = [component.device.promised for component in components]
     server.load_back(request)
     spent = [before - component.device.promised for before, component in zip(promised, components)]
-    assert spent == [part.host_slots for part in request.parts]
+    assert spent == [part.host_slots for part in request.components]
     server.prefill(request)
     server.decode(request, 4)
     for component in components:
@@ -197,7 +197,7 @@ def test_a_component_whose_own_demand_leaves_out_its_host_hits_is_stopped_by_nam
     server.serve(PROMPT)
     server.empty_device()
     request = server.begin([*PROMPT, *range(8)], chunk=chunk)
-    assert [part.host_slots for part in request.parts] == [8, 4]
+    assert [part.host_slots for part in request.components] == [8, 4]
     with pytest.raises(ContractViolation, match="A3: component 'forgetful'") as stopped:
         cache.admit(request)
     assert stopped.value.component == "forgetful"

@@ -67,7 +67,7 @@ def load_back_with_the_narrow_pool_short(
             server.serve(UNRELATED[:end])
         request = server.begin([*range(chain), 77])
         assert request.anchor_tokens == chain
-        loaded, wanted = (part.host_slots for part in request.parts)
+        loaded, wanted = (part.host_slots for part in request.components)
         assert loaded == chain
         per_page = short.slots_per_page
         surplus = (short.device.free - wanted) // per_page + 1

@@ -77,7 +77,7 @@ def continue_with_little_left(
         surplus = lean.device.headroom // lean.slots_per_page - remaining // page_size
         hog = server.start(range(9000, 9000 + surplus * page_size))
         assert cache.allocate(hog, surplus * page_size)
-        free_pages = remaining // page_size + request.parts[lean.index].account.promised // (
+        free_pages = remaining // page_size + request.components[lean.index].account.promised // (
             lean.slots_per_page
         )
         before = (ledgers(cache), tree_dump(cache), cache.table(request, "lean").tolist())
@@ -121,7 +121,7 @@ def _tokens_left(budget: Budget, request: Request) -> int:
     """The budget of the original bug: tokens of the pool, those that make no page included."""
     page_size = budget.tree.page_size
     lefts = []
-    for part in request.parts:
+    for part in request.components:
         component = part.component
         slots = component.device.headroom + part.account.promised
         lefts.append(slots // component.slots_per_page * page_size)

@@ -207,7 +207,7 @@ def test_for_want_of_room_a_request_waits_as_it_always_did() -> None:
 
 
 def states_of(request: Request) -> int:
-    demand = request.state_parts[0].demand
+    demand = request.state_components[0].demand
     return demand.now + demand.later
 
 
@@ -218,10 +218,10 @@ def test_without_a_state_to_spare_the_point_before_is_waited_for() -> None:
         server = opened(SETUPS["full+mamba"], mamba={"states": states + spare})
         first = server.cache.begin(TokenKey([*DOCUMENT, 1, 2]), chunk=4, resume_at=8)
         assert server.cache.admit(first).admitted
-        before = first.state_parts[0].account.promised
+        before = first.state_components[0].account.promised
         other = begin(server, [*DOCUMENT[:16], 7], max_deferrals=9)
         assert server.cache.admit(other).pending == (expected, 0, first)
-        assert first.state_parts[0].account.promised == before + (expected == 16)
+        assert first.state_components[0].account.promised == before + (expected == 16)
         spare = int(states < 64)
         states = states_of(first) + states_of(other)
         server.cache.check_integrity()

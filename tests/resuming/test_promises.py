@@ -122,7 +122,7 @@ def test_a_state_overwritten_before_it_is_kept_is_skipped_and_gives_its_promise_
     with Cache.open(components, device_tokens=640, page_size=16, guard="on") as cache:
         request = cache.begin(TokenKey(range(40)), resume_at=16)
         assert cache.admit(request).admitted
-        part = request.state_parts[0]
+        part = request.state_components[0]
         assert cache.allocate(request, 40)
         cache.computed(request, 16)
         promised = part.account.promised

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvgraft.assembly import Part, PartsFactory, parts_of
+from kvgraft.assembly import Made, PartsFactory, parts_of
 from kvgraft.config import CacheConfig, GuardMode
 from kvgraft_guard import GuardedPartsFactory
 
@@ -19,7 +19,7 @@ class GivenParts(PartsFactory):
         super().__init__(config)
         self._given = given
 
-    def kind(self, plain: type[Part]) -> type[Part]:
+    def kind(self, plain: type[Made]) -> type[Made]:
         return next((each for each in self._given if issubclass(each, plain)), plain)
 
 
@@ -35,7 +35,7 @@ def given_parts(*given: type[Any]) -> Callable[[CacheConfig], PartsFactory]:
 class OwnParts(PartsFactory):
     """Makes every part of a subclass that no other cache has; a guarded part is around it."""
 
-    def kind(self, plain: type[Part]) -> type[Part]:
+    def kind(self, plain: type[Made]) -> type[Made]:
         guarded, own = super().kind(plain), _own(plain)
         return own if guarded is plain else type(plain.__name__, (guarded, own), {})
 
@@ -65,7 +65,7 @@ class Own:
     __slots__ = ()
 
 
-def _own(plain: type[Part]) -> type[Part]:
+def _own(plain: type[Made]) -> type[Made]:
     return type(plain.__name__, (plain, Own), {})
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from kvgraft import Cache, Request, TokenKey
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.parts import Part, StatePart
+from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft_testing.machine.brute_force import BruteForce
 from kvgraft_testing.machine.deriving import model_components
 from kvgraft_testing.machine.observing import observe
@@ -235,7 +235,7 @@ class Twins:
     def _compare_requests(self, pair: Pair) -> None:
         assert _told(pair.stepped) == _told(pair.looped)
         for component in self.stepped.tree.components:
-            parts = [request.parts[component.index] for request in pair]
+            parts = [request.components[component.index] for request in pair]
             assert _told_of_part(parts[0]) == _told_of_part(parts[1])
             slots = [list(_slots_of(part)) for part in parts]
             for mine, theirs in zip(*slots):
@@ -286,7 +286,7 @@ def _told(request: Request) -> dict[str, Any]:
     return found
 
 
-def _told_of_part(part: Part) -> dict[str, Any]:
+def _told_of_part(part: RequestComponent) -> dict[str, Any]:
     """Public state of a part, slots aside."""
     found: dict[str, Any] = {}
     for account in (part.account, part.host_account):
@@ -294,17 +294,17 @@ def _told_of_part(part: Part) -> dict[str, Any]:
             names = ("peak", "remaining", "held", "promised", "load")
             found[account.ledger.name] = [getattr(account, name) for name in names]
     found["runs"] = [(run.first, run.end, run.host is None, run.is_left) for run in part.runs]
-    if isinstance(part, StatePart):
+    if isinstance(part, RequestState):
         found["captured"] = list(part.captured)
         found["has"] = (part.live is None, part.tracked is None)
         found["stands"] = (part.shared, part.tracked_page, part.due, part.due_as)
     return found
 
 
-def _slots_of(part: Part) -> Iterator[Sequence[int]]:
+def _slots_of(part: RequestComponent) -> Iterator[Sequence[int]]:
     for run in part.runs:
         yield memoryview(run.device).cast("i").tolist()
-    if isinstance(part, StatePart):
+    if isinstance(part, RequestState):
         for slot in part.owned():
             assert len(slot) == SLOT_BYTES
             yield [int.from_bytes(slot, "little")]

@@ -55,7 +55,7 @@ def held(cache: Cache) -> Books:
                 tier = Tier.HOST if cell.incoming.to_host else Tier.DEVICE
                 count(component.name, tier, tenant, cell.incoming.slots)
     for request in cache.requests.values():
-        for part in request.parts:
+        for part in request.components:
             for name, tier, _, slots, _ in part.owners("", 0):
                 count(name, tier, cache.tree.tenant_of(request.namespace), slots)
     return found

@@ -55,7 +55,7 @@ def test_starting_a_load_waits_for_nothing_and_publishes_nothing(name: str) -> N
     assert fence.met.wait(60)
     assert cache.poll() == 0
     assert not bool(request.ready)  # mypy would hold the property for constant
-    for part in request.parts:
+    for part in request.components:
         component, load = part.component, part.host_slots
         assert pages_on(cache, PROMPT, component.name, Tier.DEVICE) == []
         assert component.device.in_flight == load
@@ -83,7 +83,7 @@ def test_the_host_copy_stays_until_the_load_is_acknowledged(name: str) -> None:
         component.name: pages_on(cache, PROMPT, component.name, Tier.HOST)
         for component in cache.tree.components
     }
-    for part in request.parts:
+    for part in request.components:
         component, load = part.component, part.host_slots
         assert component.host is not None
         cache.evict(component.name, component.host.capacity, Tier.HOST)
@@ -114,7 +114,7 @@ def test_two_requests_share_one_transfer_and_both_are_ready(name: str) -> None:
     assert mine == theirs == cache.load_back(late)
     counters = cache.journal.counters[Direction.LOAD_BACK]
     assert counters.started == 1
-    for part in first.parts:
+    for part in first.components:
         assert counters.slots[part.component.name] == part.host_slots
     fence.set()
     assert cache.drain()

@@ -41,7 +41,7 @@ def test_a_load_back_of_a_pin_that_cuts_a_node_reserves_the_pages_it_fills() -> 
     key.extend([2])
     request = cache.begin(key)
     assert cache.admit(request).admitted
-    wanted = sum(part.host_slots for part in request.parts)
+    wanted = sum(part.host_slots for part in request.components)
     cache.load_back(request)
     for node in cache.tree.nodes():
         incoming = node.cells[component.index].incoming

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvgraft import ConfigError, ContractViolation, IntegrityError, Tier
 from kvgraft.pools.allocator import SlotAllocator
-from kvgraft.requests.parts import Account
+from kvgraft.requests.components import Account
 from kvgraft.tree.ledger import Ledger, MovableLedger
 from kvgraft.tree.tenants import SharedLedger, TenantLedger
 

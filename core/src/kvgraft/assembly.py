@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Given",
-    "Part",
+    "Made",
     "PartsFactory",
     "build_tree",
     "expect_device",
@@ -57,7 +57,7 @@ __all__ = [
     "size_pools",
 ]
 
-Part = TypeVar("Part")
+Made = TypeVar("Made")
 Given = ParamSpec("Given")
 
 
@@ -118,14 +118,14 @@ class PartsFactory:
             return accelerator
         return None
 
-    def kind(self, plain: type[Part]) -> type[Part]:
+    def kind(self, plain: type[Made]) -> type[Made]:
         """The class of a part: `plain`, or a subclass of it."""
         return plain
 
-    def make(self, plain: Callable[Given, Part], *given: Given.args, **named: Given.kwargs) -> Part:
+    def make(self, plain: Callable[Given, Made], *given: Given.args, **named: Given.kwargs) -> Made:
         """A part of class `plain`, or of a subclass of it."""
         kind: Any = plain
-        made: Part = self.kind(kind)(*given, **named)
+        made: Made = self.kind(kind)(*given, **named)
         return made
 
     def hook_wrappers(self, plugin: Plugin) -> list[object]:

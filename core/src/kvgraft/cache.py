@@ -400,7 +400,7 @@ class Cache(Serving):
             LeaseError: the request is not admitted, or has ended.
         """
         self.expect(request, ADMITTED)
-        return request.parts[self.tree.component(component).index].private
+        return request.components[self.tree.component(component).index].private
 
     def state_slot(self, request: Request, component: str) -> int:
         """The slot of a state component that the model writes for this request."""

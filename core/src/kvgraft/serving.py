@@ -21,9 +21,9 @@ from kvgraft.packages.registry import Plugin
 from kvgraft.pools.plan import AvailableMemory, available_nbytes
 from kvgraft.requests.access import AccessTracker, Retentions
 from kvgraft.requests.backup import Backups, CleanReserve
+from kvgraft.requests.components import RequestComponent
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases, LoadBacks
-from kvgraft.requests.parts import Part
 from kvgraft.requests.pending import PendingPages
 from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Offers, Publisher
@@ -272,7 +272,7 @@ class Serving:
             limit = min(limit, request.device_tokens // self.tree.page_size)
         if self.tracers is not None:
             self.tracers.tell("beginning", request.key)
-        held, parts, prompt = request.receipt, request.parts, request.prompt
+        held, parts, prompt = request.receipt, request.components, request.prompt
         computed = request.computed
         request.prompt = max(prompt, request.key.n_tokens)
         self.tree.use_class, self.tree.use_retention = request.use_class, request.use_retention
@@ -325,7 +325,7 @@ class Serving:
             pinning.release_host_copy(self.tree, request.receipt)
         pages = request.pages_short(n_tokens, self.tree.page_size)
         page = request.computed // self.tree.page_size
-        within = pages <= 0 or self.pages.has_promise_left(request.parts, pages)
+        within = pages <= 0 or self.pages.has_promise_left(request.components, pages)
         beyond = [] if within else self.pages.unreserved(request, pages, page)
         gave: list[Any] = []
         while beyond is None and self.tree.homes_on_host and self._gives_way(gave):
@@ -339,7 +339,7 @@ class Serving:
         try:
             if self.tree.has_state:
                 self.publisher.publish_states(request)
-            if not within and request.bounded_parts:
+            if not within and request.bounded_components:
                 self.publisher.leave_behind(request, page, pages)
         finally:
             for ledger, n_slots in beyond:
@@ -514,7 +514,7 @@ class Serving:
         """Deepest boundary the request may resume from: one token is left to compute (M2)."""
         return (request.prompt - 1) // self.tree.page_size
 
-    def _give_up(self, parts: Sequence[Part]) -> None:
+    def _give_up(self, parts: Sequence[RequestComponent]) -> None:
         """Give back a request's private slots and promises, but not its pins (H8)."""
         for part in parts:
             part.give_back()
@@ -522,7 +522,7 @@ class Serving:
 
     def _end(self, request: Request) -> None:
         """The request is over: give up everything it holds."""
-        self._give_up(request.parts)
+        self._give_up(request.components)
         self._runs_no_more(request)
         request.stage, request.waits = CLOSED, []
         self.rows.give_back(request)

@@ -23,7 +23,7 @@ from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.parts import Part
+from kvgraft.requests.components import RequestComponent
 from kvgraft.requests.request import LeftOut, Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree.component import TreeComponent
@@ -85,7 +85,7 @@ class Budget:
                 len(request.checkpoints),
             )
         )
-        for part, hook in zip(request.parts, self._hooks):
+        for part, hook in zip(request.components, self._hooks):
             component = part.component
             asked = query._replace(host_slots=part.host_slots) if part.host_slots else query
             if component.is_state and not request.keeps_decoded:
@@ -124,7 +124,7 @@ class Budget:
                 f"host hits({query.host_slots})",
             )
 
-    def _remaining(self, request: Request, part: Part) -> int:
+    def _remaining(self, request: Request, part: RequestComponent) -> int:
         """Slots the request takes until its reservation ends, give-backs not counted."""
         component = part.component
         if component.is_state:
@@ -201,7 +201,7 @@ class Budget:
 
         That is so where pools share a budget (K7). 0 if none.
         """
-        state = next(part for part in request.parts if part.component.is_state)
+        state = next(part for part in request.components if part.component.is_state)
         needed = state.demand.now + state.demand.later
         capacity = state.component.device.capacity
         request.checkpoints, request.keeps_decoded = [], False
@@ -227,7 +227,7 @@ class Budget:
 
     def _shortages(self, request: Request) -> tuple[Shortage, ...]:
         found: list[Shortage] = []
-        for part in request.parts:
+        for part in request.components:
             component, demand = part.component, part.demand
             ledger = part.account.ledger
             need = demand.now + demand.later
@@ -287,7 +287,7 @@ class Budget:
             part.component.name: part.demand.now
             + part.demand.later
             + _own_slots(request, part.component, host=False)
-            for part in request.parts
+            for part in request.components
         }
 
     def open(self, request: Request) -> None:
@@ -297,7 +297,7 @@ class Budget:
         anchor = request.receipt.anchor
         if anchor.points:
             self.points.used_at(anchor)
-        for part in request.parts:
+        for part in request.components:
             demand, load = part.demand, part.host_slots
             peak = demand.now + demand.later - load
             remaining = self._remaining(request, part)
@@ -315,7 +315,7 @@ class Budget:
             taken.append(slots)
         return tuple(taken)
 
-    def close(self, parts: Sequence[Part]) -> None:
+    def close(self, parts: Sequence[RequestComponent]) -> None:
         """Take promises and private slots back (H8)."""
         for part in parts:
             part.close_accounts()
@@ -345,7 +345,7 @@ class Budget:
         Slots promised at admission are given without asking.
         """
         page_size = self.tree.page_size
-        for part in request.parts:
+        for part in request.components:
             component = part.component
             if component.is_state or tokens <= 0:
                 continue

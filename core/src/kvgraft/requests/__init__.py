@@ -1,7 +1,7 @@
 """One request's life: matched and pinned, promised, computed, published, ended.
 
 request         a request
-parts           its part of a component: promises, and slots taken of them
+components      its part of a component: promises, and slots taken of them
 leases          a match turned into pins, and copies from HOST that it waits for
 resume_points   the boundaries it leaves for others to resume from
 slots           pages and states of a running request

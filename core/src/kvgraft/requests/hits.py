@@ -123,7 +123,7 @@ class HitCounts:
         storage = max(0, min(anchor, fetched.end * size) - start)
         plans = load_plan(request.receipt, tree.components)
         loaded: list[tuple[int, SlotHits]] = []
-        for part, nodes, counts in zip(request.parts, plans, self._slots):
+        for part, nodes, counts in zip(request.components, plans, self._slots):
             component = part.component
             needed = component.needed_pages(anchor // size)
             missing = brought = 0

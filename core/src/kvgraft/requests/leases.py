@@ -11,8 +11,8 @@ from kvgraft.config import LoadModel
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted, are_spans, shown
 from kvgraft.requests.backup import Backups
+from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import NO_PAGES, Limited, Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.transfers import Fence, Journal, Transfer
@@ -113,7 +113,7 @@ class Leases:
         self._fill(request, found, receipt)
         if host_from is not None:
             plan = operations.load_plan(receipt, tree.components)
-            for part, nodes in zip(request.parts, plan):
+            for part, nodes in zip(request.components, plan):
                 part.host_slots = sum([part.component.n_slots(node) for node in nodes])
         request.points, request.checkpoints = (
             self.points.ahead(request, found, asked) if self.points.matter else ({}, [])
@@ -231,17 +231,17 @@ class Leases:
         request.device_tokens = found.device_anchor * tree.page_size
         request.allocated = request.cached = request.last_point = request.last_left = anchor
         request.left, request.points_left_out, request.published = NO_PAGES, None, False
-        parts: list[Part] = []
-        states: list[StatePart] = []
+        parts: list[RequestComponent] = []
+        states: list[RequestState] = []
         tenant = request.root.tenant
         for component in tree.components:
             if component.is_state:
-                states.append(StatePart(component, tenant))
+                states.append(RequestState(component, tenant))
                 parts.append(states[-1])
             else:
-                parts.append(Part(component, tenant))
-        request.parts, request.state_parts = parts, states
-        request.bounded_parts = [parts[at] for at in self._bounded] if self._bounded else ()
+                parts.append(RequestComponent(component, tenant))
+        request.components, request.state_components = parts, states
+        request.bounded_components = [parts[at] for at in self._bounded] if self._bounded else ()
         request.waits = []
         if receipt.host_from is not None:
             for operation in operations.waits_for(receipt, tree.components):
@@ -444,7 +444,7 @@ class LoadBacks:
                     f"load-back of an admitted request found no room for {n_nodes} nodes",
                 )
             waits.append(self.journal.submit(operation, Direction.LOAD_BACK, fence))
-        for part in request.parts:
+        for part in request.components:
             part.account.loaded()
         self.leases.shared_loads += n_shared
         request.waits, request.load_started = waits, True

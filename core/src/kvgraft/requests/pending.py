@@ -115,13 +115,13 @@ class PendingPages:
         before = (request.anchor_tokens if pending is None else pending.tokens) // size
         if page - before < (self.points.cut_pages if self.points.cuts else 1) or page <= before:
             return
-        for mine, part in zip(request.state_parts, by.state_parts):
+        for mine, part in zip(request.state_components, by.state_components):
             if part.account.ledger.headroom <= mine.demand.now + mine.demand.later:
                 return
-        for part in by.state_parts:
+        for part in by.state_components:
             part.account.add(1)
         by.points[page] = BRANCH
-        if by.state_parts:
+        if by.state_components:
             insort(by.checkpoints, page)
 
     def _sharing(self, request: Request) -> Iterator[_Shared]:

@@ -10,8 +10,8 @@ from typing import Final, NamedTuple
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import LeaseError
 from kvgraft.requests.backup import Backups
+from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft.requests.leases import Leases, Locks
-from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import END, GRID
 from kvgraft.requests.slots import NO_PAGE, PageSlots, StateSlots, divided, marked, needed_between
@@ -54,9 +54,9 @@ class Offers:
             retained: the pages it keeps to go on; None if it shares all of them.
         """
         holdings: list[Holding] = []
-        for part in request.parts:
+        for part in request.components:
             component = part.component
-            if isinstance(part, StatePart):
+            if isinstance(part, RequestState):
                 holdings.append(self._states_out(request, part, end))
                 continue
             runs = part.runs
@@ -77,12 +77,12 @@ class Offers:
             holdings.append(Holding(below, NO_STATES, renews=renews))
         return holdings
 
-    def _states_out(self, request: Request, part: StatePart, end: int) -> Holding:
+    def _states_out(self, request: Request, part: RequestState, end: int) -> Holding:
         """The captured states that the request offers up to boundary `end`; the rest stays."""
         offered = part.captured
         part.captured = {}
         # Where a bounded base's page is still the request's own, its state follows it (T4).
-        base = () if self.tree.prefix_closed else request.parts[0].runs
+        base = () if self.tree.prefix_closed else request.components[0].runs
         deepest = _deepest(offered)
         if deepest > end or (base and offered):
             part.captured = {
@@ -97,7 +97,7 @@ class Offers:
             part.account.release(len(offered))
         return Holding([], offered, request.left)
 
-    def _classed(self, request: Request, part: Part, runs: list[Run]) -> list[Run]:
+    def _classed(self, request: Request, part: RequestComponent, runs: list[Run]) -> list[Run]:
         """Pages that leave the request: for resume points, or left behind (I9, I10).
 
         Where there are states too, only pages before one are of use; the others are given back.
@@ -193,7 +193,7 @@ class Publisher:
             self.states.note_boundary(request, 0 if rest else page)
         if self.points.matter and page > start // size:
             pinning.slide(self.tree, request.receipt, page)
-            if request.bounded_parts and end != request.total:
+            if request.bounded_components and end != request.total:
                 self.leave_behind(request, page)
 
     def checkpoint(self, request: Request, fence: Fence | None) -> bool:
@@ -206,7 +206,7 @@ class Publisher:
         page = self.states.keep_due_states(request)
         if not self._has_new(request, page):
             return False
-        for part in request.parts:
+        for part in request.components:
             if not part.component.is_state and not part.can_replenish(page):
                 self.declined_checkpoints += 1  # the shared pages could not be replaced (A12)
                 return False
@@ -221,16 +221,16 @@ class Publisher:
         if fence is not None:
             self.journal.follow(fence)
         page = request.computed // self.tree.page_size
-        for part in request.state_parts:
+        for part in request.state_components:
             page = min(page, self.states.offered_page(request, part))
         backs_up = self.backups.enabled
         if self._has_new(request, page) or (request.published and backs_up):
             self._check_key(request, page)
             locks = self.leases.lock(max(page, request.receipt.anchor.end)) if backs_up else None
-            for part in request.state_parts:
+            for part in request.state_components:
                 self.states.offer_states(request, part)
             if backs_up:
-                for each in request.parts:
+                for each in request.components:
                     each.close_accounts()  # promises must not stand in the way of its backups
                 self.share(request, page, locks)
             else:
@@ -250,7 +250,7 @@ class Publisher:
         if request.computed > request.prompt and self.tree.page_size < BEHIND_TOKENS:
             collected = self.pages.pages_behind(request, page)
             if collected * self.tree.page_size < BEHIND_TOKENS:
-                if self.pages.has_promise_left(request.bounded_parts, ahead):
+                if self.pages.has_promise_left(request.bounded_components, ahead):
                     return
                 if not self.pages.is_worth_keeping(request, page):
                     self.pages.give_back_behind(request, page)
@@ -269,7 +269,7 @@ class Publisher:
         size = self.tree.page_size
         collects = -(-BEHIND_TOKENS // size) if size < BEHIND_TOKENS else 1
         page = behind = pages = NO_PAGE
-        for part in request.bounded_parts:
+        for part in request.bounded_components:
             component = part.component
             pages = min(pages, part.account.promised // component.slots_per_page)
             window = component.window_pages
@@ -283,7 +283,7 @@ class Publisher:
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""
-        captured = [page for part in request.state_parts for page in part.captured]
+        captured = [page for part in request.state_components for page in part.captured]
         if not captured:
             return
         shareable = self._shareable(request)
@@ -402,10 +402,10 @@ class Publisher:
         """Whether the tree lacks something that the request has up to boundary `page`."""
         if page > request.receipt.anchor.end:
             return True
-        for part in request.parts:
+        for part in request.components:
             if part.runs and part.runs[0].first < page:
                 return True
-        return page > request.cached and any(part.shared < page for part in request.state_parts)
+        return page > request.cached and any(own.shared < page for own in request.state_components)
 
     def _insert(self, request: Request, end: int, retained: Retained | None) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
@@ -438,7 +438,7 @@ class Publisher:
         )
         for kind in inserted.points:
             self.points.made[kind] += 1
-        for part in request.state_parts:
+        for part in request.state_components:
             for slots in holdings[part.component.index].states.values():
                 part.account.ledger.give_private(slots)
         return inserted

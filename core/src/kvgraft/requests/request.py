@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.policies.policy import Hint, Use
 from kvgraft.refusals import of_type
-from kvgraft.requests.parts import Part, StatePart
+from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft.transfers.journal import Transfer
 from kvgraft.tree.keys import TokenKey, expect_namespace
 from kvgraft.tree.node import Node
@@ -111,9 +111,9 @@ class Request:
         device_tokens: how much of that can be resumed from DEVICE alone.
         storage_tokens: how much of that STORAGE brought back for this request.
         fetched: the pages that its prefetch made resumable.
-        parts: its part of every component, in the tree's order; a lease makes them anew.
-        state_parts: those of state components.
-        bounded_parts: those of paged components that do not need every page.
+        components: its part of every component, in the tree's order; a lease makes them anew.
+        state_components: those of state components.
+        bounded_components: those of paged components that do not need every page.
         checkpoints: boundaries (in pages) ahead at which states are captured.
         points: the resume points decided so far, by boundary in pages.
         resume_at: boundaries in pages that the engine named as such.
@@ -153,11 +153,12 @@ class Request:
     __slots__ = (
         "allocated",
         "anchor_tokens",
-        "bounded_parts",
+        "bounded_components",
         "cache_mark",
         "cached",
         "checkpoints",
         "chunk",
+        "components",
         "computed",
         "continues",
         "deferrals_left",
@@ -174,7 +175,6 @@ class Request:
         "limited",
         "load_started",
         "namespace",
-        "parts",
         "points",
         "points_left_out",
         "prompt",
@@ -186,7 +186,7 @@ class Request:
         "row",
         "skipped",
         "stage",
-        "state_parts",
+        "state_components",
         "storage_tokens",
         "total",
         "use",
@@ -229,9 +229,9 @@ class Request:
         self.device_tokens: int
         self.computed: int
         self.allocated: int
-        self.parts: Sequence[Part]
-        self.state_parts: Sequence[StatePart]
-        self.bounded_parts: Sequence[Part]
+        self.components: Sequence[RequestComponent]
+        self.state_components: Sequence[RequestState]
+        self.bounded_components: Sequence[RequestComponent]
         self.waits: list[Transfer]
         self.checkpoints: list[int]
         self.points: dict[int, PointKind]
@@ -304,10 +304,10 @@ class Request:
         if not self.ready:
             raise LeaseError("allocate before the load-back has ended; poll until it is ready")
 
-    def state_part(self, index: int) -> StatePart | None:
+    def state_component(self, index: int) -> RequestState | None:
         """Its part of a state component, by that one's index; None of a paged component."""
-        part = self.parts[index]
-        return part if isinstance(part, StatePart) else None
+        part = self.components[index]
+        return part if isinstance(part, RequestState) else None
 
     @property
     def pending(self) -> Pending | None:
@@ -331,7 +331,7 @@ class Request:
     @property
     def needs_load_back(self) -> bool:
         """Whether any component must fetch data from HOST before the request can run."""
-        return any(part.host_slots for part in self.parts)
+        return any(part.host_slots for part in self.components)
 
     @property
     def ready(self) -> bool:

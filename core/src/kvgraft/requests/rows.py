@@ -62,7 +62,7 @@ def _expect_pages(given: object, component: TreeComponent) -> Request:
 
 def state_slot(request: Request, component: TreeComponent) -> int:
     """The slot of a state component that the model writes for an admitted request."""
-    part = request.state_part(component.index)
+    part = request.state_component(component.index)
     if part is None:
         raise ConfigError(f"component {component.name!r} has no states; use table")
     if part.live is None:
@@ -85,7 +85,7 @@ def slot_table(
     request = _expect_pages(given, component)
     on_device = tier is DEVICE
     index = component.index
-    runs = request.parts[index].runs
+    runs = request.components[index].runs
     parts: list[bytes] = []
     node = request.receipt.anchor
     page = above = node.end
@@ -347,7 +347,7 @@ class Rows:
         """
         index, row = component.index, request.row
         held_from = self.held_from[index]
-        own = request.parts[index].stretch
+        own = request.components[index].stretch
         first = int(held_from[row])
         if own is None or request.receipt.segments[index] or own.end != request.allocated:
             self.read(component, request, first)
@@ -363,7 +363,7 @@ class Rows:
         """Enter the pages from `first` on, which the request took last."""
         n_slots = (request.allocated - first) * component.slots_per_page
         if n_slots > 0:
-            slots = request.parts[component.index].newest(n_slots)
+            slots = request.components[component.index].newest(n_slots)
             self._enter(component, request, first, slots)
 
     def _enter(self, component: TreeComponent, request: Request, first: int, slots: bytes) -> None:
@@ -427,7 +427,7 @@ class Rows:
 
     def read_states(self, request: Request) -> None:
         """Bring the numbers of a request's states up to date."""
-        for part in request.state_parts:
+        for part in request.state_components:
             index = part.component.index
             self.states[index][request.row] = state_number(part.live)
             self.tracked[index][request.row] = state_number(part.tracked)

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.packages.dispatch import Mounted
+from kvgraft.requests.components import DECODED, POINT, Due, RequestComponent, RequestState
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.parts import DECODED, POINT, Due, Part, StatePart
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import GRID, ResumePoints
 from kvgraft.tree import eviction
@@ -128,8 +128,8 @@ class PageSlots:
     def allocate_pages(self, request: Request, pages: int) -> bool:
         """Slots for the next `pages` pages, of every paged component or of none."""
         first, end = request.allocated, request.allocated + pages
-        needs: list[tuple[Part, int]] = []
-        for part in request.parts:
+        needs: list[tuple[RequestComponent, int]] = []
+        for part in request.components:
             component = part.component
             if component.is_state:
                 continue
@@ -154,7 +154,7 @@ class PageSlots:
     def left_behind(self, request: Request, page: int) -> int:
         """The end of the pages that bounded reaches at boundary `page` no longer cover; else 0."""
         end = 0
-        for part in request.bounded_parts:
+        for part in request.bounded_components:
             component, runs = part.component, part.runs
             if not runs:
                 continue
@@ -171,12 +171,12 @@ class PageSlots:
     def pages_behind(self, request: Request, page: int) -> int:
         """Pages of the component that holds most of the pages that `left_behind` names."""
         most = 0
-        for part in request.bounded_parts:
+        for part in request.bounded_components:
             _, behind = self._behind(part, page)
             most = max(most, sum(run.end - run.first for run in behind))
         return most
 
-    def has_promise_left(self, parts: Sequence[Part], pages: int) -> bool:
+    def has_promise_left(self, parts: Sequence[RequestComponent], pages: int) -> bool:
         """Whether the next `pages` pages of every paged part are promised."""
         for part in parts:
             component = part.component
@@ -193,7 +193,7 @@ class PageSlots:
         """
         first, end = request.allocated, request.allocated + pages
         found: list[tuple[Ledger, int]] = []
-        for part in request.parts:
+        for part in request.components:
             component = part.component
             if component.is_state:
                 continue
@@ -206,7 +206,7 @@ class PageSlots:
 
     def is_worth_keeping(self, request: Request, page: int) -> bool:
         """Whether a resume point needs any page that `left_behind` names."""
-        for part in request.bounded_parts:
+        for part in request.bounded_components:
             _, behind = self._behind(part, page)
             for run in behind:
                 if needed_between(
@@ -217,13 +217,13 @@ class PageSlots:
 
     def give_back_behind(self, request: Request, page: int) -> None:
         """Free private pages that bounded reaches at boundary `page` no longer cover (L6, I3)."""
-        for part in request.bounded_parts:
+        for part in request.bounded_components:
             kept, behind = self._behind(part, page)
             if behind:
                 part.runs = kept
                 part.free_pages(behind)
 
-    def _behind(self, part: Part, page: int) -> tuple[list[Run], list[Run]]:
+    def _behind(self, part: RequestComponent, page: int) -> tuple[list[Run], list[Run]]:
         """A request's pages that the reach at boundary `page` covers, and those it left."""
         spans = (*part.component.reach_pages.spans(page), Span(page, NO_PAGE))
         return divided(part.runs, spans)
@@ -251,9 +251,9 @@ class StateSlots:
 
     def set_up_states(self, request: Request) -> None:
         """Give the request live states, copied from its anchor (M8); keep due states first."""
-        if request.state_parts[0].due:
+        if request.state_components[0].due:
             self.settle_due(request)
-        for part in request.state_parts:
+        for part in request.state_components:
             if part.live is not None:
                 if part.due:
                     self.keep_due(request, part)
@@ -274,7 +274,7 @@ class StateSlots:
         Page 0 stands for no boundary: a state that was due and not kept has been overwritten.
         """
         due_as = DECODED
-        parts = request.state_parts
+        parts = request.state_components
         for part in parts:
             if part.due and part.due_as is POINT:
                 # It was promised and never kept, and the model has written over it (I11).
@@ -301,18 +301,18 @@ class StateSlots:
     def _skip_promised(self, request: Request, page: int, reason: str) -> None:
         """A point ahead is none after all; the slots that were promised for it are not (I12)."""
         self.points.skip(request, page, reason)
-        for part in request.state_parts:
+        for part in request.state_components:
             part.account.forgo(1)
 
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""
-        if not request.state_parts:
+        if not request.state_components:
             return
-        first = request.state_parts[0]
+        first = request.state_components[0]
         page, due_as = first.due, first.due_as
         if not page or first.live is None or due_as in (POINT, DECODED):
             return
-        for part in request.state_parts:
+        for part in request.state_components:
             component, ledger = part.component, part.account.ledger
             spare = ledger.headroom > 0
             if due_as is Due.LEFT:
@@ -324,10 +324,10 @@ class StateSlots:
                 if due_as is Due.GRID:
                     request.points.setdefault(page, GRID)
                     self.points.skip(request, page, _no_headroom(component))
-                for each in request.state_parts:
+                for each in request.state_components:
                     each.due = 0
                 return
-        for part in request.state_parts:
+        for part in request.state_components:
             part.account.add(1)
             part.due_as = POINT
         if due_as is Due.GRID:
@@ -337,7 +337,7 @@ class StateSlots:
             request.left |= {page}
             request.last_left = page
 
-    def keep_due(self, request: Request, part: StatePart) -> None:
+    def keep_due(self, request: Request, part: RequestState) -> None:
         """Copy the live state if it is due, as a captured one or as the decode's last boundary.
 
         Without a slot the point is skipped (I11); nothing fails for want of one.
@@ -367,15 +367,15 @@ class StateSlots:
         That is the page the request stands on where no component keeps states.
         """
         page = request.computed // self.tree.page_size
-        if request.state_parts:
+        if request.state_components:
             self.settle_due(request)
-            for part in request.state_parts:
+            for part in request.state_components:
                 if part.due and part.due_as is not DECODED:
                     self.keep_due(request, part)
                 page = min(page, max([part.shared, *part.captured]))
         return page
 
-    def offered_page(self, request: Request, part: StatePart) -> int:
+    def offered_page(self, request: Request, part: RequestState) -> int:
         """The deepest boundary at which an ending request has a state to donate; 0 if none."""
         page, rest = divmod(request.computed, self.tree.page_size)
         if not rest and part.live is not None:
@@ -383,7 +383,7 @@ class StateSlots:
         tracked = part.tracked_page if part.tracked is not None else 0
         return max([tracked, part.shared, *part.captured])
 
-    def offer_states(self, request: Request, part: StatePart) -> None:
+    def offer_states(self, request: Request, part: RequestState) -> None:
         """Put the states that an ending request can donate among its captured ones (I7)."""
         page, rest = divmod(request.computed, self.tree.page_size)
         if not rest and page and part.live is not None:
@@ -393,14 +393,14 @@ class StateSlots:
             self._offer(part, part.tracked_page, part.tracked)
             part.tracked = None
 
-    def _offer(self, part: StatePart, page: int, slot: bytes) -> None:
+    def _offer(self, part: RequestState, page: int, slot: bytes) -> None:
         duplicate = part.captured.pop(page, None)
         if duplicate is not None:
             part.account.ledger.give_private(duplicate)
             part.account.held -= 1
         part.captured[page] = slot
 
-    def _take_state(self, request: Request, part: StatePart) -> bytes | None:
+    def _take_state(self, request: Request, part: RequestState) -> bytes | None:
         """One promised state slot, or one from the headroom; None if there is neither."""
         account = part.account
         if account.promised < 1 and account.ledger.headroom < 1:

@@ -20,8 +20,8 @@ from kvgraft.errors import ConfigError, KvgraftError, LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.reach import FAR
 from kvgraft.refusals import of_type
+from kvgraft.requests.components import DECODED
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.parts import DECODED
 from kvgraft.requests.publishing import EvictFirstSchedule, Publisher
 from kvgraft.requests.request import Request, no_request
 from kvgraft.requests.rows import Rows, TableChanges, spread
@@ -443,7 +443,7 @@ class Stepper:
         for component in self.rows.paged:
             index, per_page = component.index, component.slots_per_page
             page_bytes = per_page * SLOT_BYTES
-            ledger = requests[0].parts[index].account.ledger
+            ledger = requests[0].components[index].account.ledger
             slots = _take_promised(ledger, total * per_page)
             width = self.rows.n_pages * per_page
             numbers = np.frombuffer(slots, np.int32)
@@ -451,7 +451,7 @@ class Stepper:
             start = 0
             for request, begin, end in zip(requests, firsts, ends):
                 stop = start + (end - begin) * page_bytes
-                request.parts[index].took_pages(begin, end, slots[start:stop])
+                request.components[index].took_pages(begin, end, slots[start:stop])
                 start = stop
             self.rows.write(component, spread(places, n_pages * per_page), numbers)
 
@@ -473,7 +473,7 @@ class Stepper:
         rows = batch.rows[standing]
         pages = (batch.length[standing] // size).tolist()
         for at, page in zip(standing.tolist(), pages):
-            for part in batch.requests[at].state_parts:
+            for part in batch.requests[at].state_components:
                 part.tracked_page = page
         for component in self.rows.state_components:
             live = self.rows.states[component.index][rows]
@@ -596,7 +596,7 @@ class Stepper:
             return request.allocated  # some have fewer pages, or pages on HOST as well
         pages = min(
             [
-                request.parts[each.index].account.promised // each.slots_per_page
+                request.components[each.index].account.promised // each.slots_per_page
                 for each in self.rows.paged
             ],
             default=NO_PAGE,
@@ -611,7 +611,7 @@ class Stepper:
         if request.computed < request.prompt or request.checkpoints:
             return 0
         page, decode_pages = NO_PAGE, self.publisher.points.decode_pages
-        for part in request.state_parts:
+        for part in request.state_components:
             if part.live is None or part.due or part.captured or part.due_as is not DECODED:
                 return 0
             if part.tracked is None and request.total > request.prompt:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.parts import Part, StatePart
 from kvgraft.requests.request import Request
 from kvgraft.transfers import Journal
 from kvgraft.tree.component import TreeComponent
@@ -122,7 +122,7 @@ class Mover:
                 found.append(self._in_cell(tier, index, node))
         if tier is Tier.DEVICE:
             for request in self.requests.values():
-                found += _in_request(request.parts[index])
+                found += _in_request(request.components[index])
         return [place for place in found if _n_closed(place.slots, first)]
 
     def _in_cell(self, tier: Tier, index: int, node: Node) -> _Place:
@@ -136,9 +136,9 @@ class Mover:
         return _Place(slots, put)
 
 
-def _in_request(part: Part) -> list[_Place]:
+def _in_request(part: RequestComponent) -> list[_Place]:
     """The slots of a request's own, of one component."""
-    if not isinstance(part, StatePart):
+    if not isinstance(part, RequestState):
         return [_Place(run.device, partial(_put_run, part, at)) for at, run in enumerate(part.runs)]
     found = [
         _Place(slots, partial(part.captured.__setitem__, page))
@@ -150,7 +150,7 @@ def _in_request(part: Part) -> list[_Place]:
     return found
 
 
-def _put_run(part: Part, at: int, slots: bytes) -> None:
+def _put_run(part: RequestComponent, at: int, slots: bytes) -> None:
     run = part.runs[at]
     part.runs[at] = Run(run.first, run.end, slots, run.host, is_left=run.is_left)
 

@@ -263,7 +263,7 @@ class Admitting:
 
     def _check_demand(self, request: Request, component: TreeComponent) -> None:
         """The demand holds the next step and the load-back, and is bounded as the reach is."""
-        part = request.parts[component.index]
+        part = request.components[component.index]
         demand, load = part.demand, part.host_slots
         if component.is_state:
             if demand.now - load < 1:
@@ -301,7 +301,7 @@ class Admitting:
 
     def _check_promises(self, request: Request, was: Reading, now: Reading) -> None:
         """The demand is promised, and private slots are there (A1)."""
-        for at, part in enumerate(request.parts):
+        for at, part in enumerate(request.components):
             account, demand = part.account, part.demand
             before, after = was.counts[at], now.counts[at]
             risen = after[PROMISED] - before[PROMISED]

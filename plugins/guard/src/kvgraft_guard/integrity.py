@@ -449,7 +449,7 @@ def check_cache(cache: Cache) -> None:
     owners = [
         owner
         for each in requests
-        for part in each.parts
+        for part in each.components
         for owner in part.owners(f"the request of {each.prompt} tokens", each.root.tenant)
     ]
     operations = cache.journal.operations()
@@ -473,7 +473,7 @@ def _check_promises(budget: Budget, requests: Sequence[Request]) -> None:
     """Promises and private pools are those of the requests (T8, A12)."""
     open_requests = [each for each in requests if each.stage is ADMITTED]
     for component in budget.tree.components:
-        parts = [each.parts[component.index] for each in open_requests]
+        parts = [each.components[component.index] for each in open_requests]
         for ledger in component.devices:
             accounts = [part.account for part in parts if part.account.ledger is ledger]
             promised = sum([account.promised for account in accounts])
@@ -533,7 +533,7 @@ def check_row(rows: Rows, request: Request) -> None:
                 f"{row}, {request!r} has {slots[first]}",
             )
     for component in rows.state_components:
-        part = request.state_part(component.index)
+        part = request.state_component(component.index)
         assert part is not None
         states = rows.states[component.index][row], rows.tracked[component.index][row]
         held = state_number(part.live), state_number(part.tracked)

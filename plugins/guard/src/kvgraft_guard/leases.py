@@ -209,7 +209,7 @@ class Leases:
 
 def _has_own_state(request: Request, component: TreeComponent) -> bool:
     """Whether it needs no other: one that it published may be evicted before it is pinned."""
-    states = request.state_part(component.index)
+    states = request.state_component(component.index)
     return states is not None and states.live is not None
 
 

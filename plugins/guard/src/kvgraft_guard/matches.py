@@ -215,7 +215,7 @@ class Matches:
         loads = request.receipt.host_from is not None and request.device_tokens < (
             request.anchor_tokens
         )
-        for part, nodes in zip(request.parts, missing):
+        for part, nodes in zip(request.components, missing):
             component, said = part.component, part.host_slots
             slots = 0
             for node in nodes:

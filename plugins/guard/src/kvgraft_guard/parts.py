@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.assembly import Given, Part, PartsFactory
+from kvgraft.assembly import Given, Made, PartsFactory
 from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, GuardMode
 from kvgraft.errors import ContractViolation
@@ -166,7 +166,7 @@ class GuardedStateSlots(StateSlots):
     """
 
     def set_up_states(self, request: Request) -> None:
-        new = [part for part in request.state_parts if part.live is None]
+        new = [part for part in request.state_components if part.live is None]
         super().set_up_states(request)
         for part in new if request.fresh else ():
             device = self.mounted[part.component.index].component.device
@@ -235,7 +235,7 @@ class GuardedPartsFactory(PartsFactory):
         self._watched: list[_Guarded] = []
         self._tier: GuardedTier | None = None
 
-    def kind(self, plain: type[Part]) -> type[Part]:
+    def kind(self, plain: type[Made]) -> type[Made]:
         """The guarded class of a part that has one."""
         guarded: type[Any]
         if plain is StateSlots and self.config.guard is not GuardMode.ON:
@@ -255,7 +255,7 @@ class GuardedPartsFactory(PartsFactory):
     def hook_wrappers(self, plugin: Plugin) -> list[object]:
         return [HookGuard(plugin, ask_twice=self.config.guard is GuardMode.ON)]
 
-    def make(self, plain: Callable[Given, Part], *given: Given.args, **named: Given.kwargs) -> Part:
+    def make(self, plain: Callable[Given, Made], *given: Given.args, **named: Given.kwargs) -> Made:
         made = super().make(plain, *given, **named)
         if isinstance(made, _Guarded):
             self._watched.append(made)

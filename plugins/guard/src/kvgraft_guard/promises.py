@@ -12,7 +12,7 @@ from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.parts import StatePart
+from kvgraft.requests.components import RequestState
 from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -21,7 +21,7 @@ from kvgraft_guard.paths import needed
 from kvgraft_guard.tenancy import most_for, room_for
 
 if TYPE_CHECKING:
-    from kvgraft.requests.parts import Account
+    from kvgraft.requests.components import Account
 
 __all__ = ["Promises"]
 
@@ -79,7 +79,7 @@ class Promises:
 
     def check_demands(self, request: Request) -> None:
         """No less than the request's life takes (A1, A10), and not much more (A4)."""
-        for part in request.parts:
+        for part in request.components:
             component, demand, load = part.component, part.demand, part.host_slots
             if not self._default[component.index]:
                 continue
@@ -186,7 +186,7 @@ class Promises:
             if need > room:
                 found.append(Shortage(component.name, name, need, max(0, room), most_for(ledger)))
 
-        for part in request.parts:
+        for part in request.components:
             component, demand, load = part.component, part.demand, part.host_slots
             need = demand.now + demand.later
             mine = part.account.promised if admitted else 0
@@ -283,8 +283,8 @@ class Promises:
 
     def accounts(self, request: Request) -> list[Account]:
         """The request's promises on DEVICE and HOST."""
-        others = [part.host_account for part in request.parts if part.host_account is not None]
-        return [*(part.account for part in request.parts), *others]
+        others = [part.host_account for part in request.components if part.host_account is not None]
+        return [*(part.account for part in request.components), *others]
 
     def check_accounts(self, request: Request) -> None:
         """Promises cover the slots still to be taken, at most those held at a time (A1, A12)."""
@@ -304,11 +304,11 @@ class Promises:
                     f"{account.remaining} more; it is promised {account.promised}, "
                     f"{account.load} of them for its load-back",
                 )
-        for part in request.parts:
+        for part in request.components:
             component, account = part.component, part.account
             held = (
                 len(part.owned())
-                if isinstance(part, StatePart)
+                if isinstance(part, RequestState)
                 else sum(len(run.device) for run in part.runs) // SLOT_BYTES
             )
             if held != account.held:
@@ -369,7 +369,7 @@ class Promises:
         for component in self.tree.components:
             if component.is_state:
                 continue
-            part = request.parts[component.index]
+            part = request.components[component.index]
             for account in (part.account, part.host_account):
                 if account is None:
                     continue

@@ -162,7 +162,7 @@ class PublishedData:
                     slots = np.frombuffer(cell.device, np.int32).reshape(-1, size)
                     theirs[part] = slots[: part.stop - part.start]
                     used[part] = cell.stamp
-            for run in request.parts[component.index].runs:
+            for run in request.components[component.index].runs:
                 mine[run.first : run.end] = np.frombuffer(run.device, np.int32).reshape(-1, size)
             own[component.index], tree[component.index] = mine, theirs
             stamps[component.index], copied[component.index] = used, on_host
@@ -171,7 +171,7 @@ class PublishedData:
         shared: dict[int, dict[int, bytes]] = {}
         due = 0
         for component in self._stateful:
-            slots_of = request.state_part(component.index)
+            slots_of = request.state_component(component.index)
             states[component.index] = dict(slots_of.captured) if slots_of is not None else {}
             if slots_of is not None and slots_of.due_is_checkpoint:
                 due = max(due, slots_of.due)
@@ -461,7 +461,7 @@ class PublishedData:
 
     def _is_due(self, request: Request, component: TreeComponent, page: int) -> bool:
         """Whether the state is still to be captured, or the live one."""
-        own = request.state_part(component.index)
+        own = request.state_component(component.index)
         return own is not None and own.due == page
 
     def _check_skipped(

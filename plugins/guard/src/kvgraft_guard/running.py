@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvgraft.errors import ContractViolation
-from kvgraft.requests.parts import Due
+from kvgraft.requests.components import Due
 from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
@@ -41,13 +41,13 @@ class Running:
         """It takes no more than was promised (M4) and brings the missing data (R1)."""
         del fence
         watched = self.watched
-        needs = [part.host_slots for part in request.parts]
+        needs = [part.host_slots for part in request.components]
         watched.rooms.expect(needs, host_too=watched.write_back, loading=True)
         moved = watched.cache.journal.counters[Direction.LOAD_BACK].slots
         before, started = dict(moved), request.load_started
 
         def after(result: Any, was: Reading, now: Reading) -> None:
-            for part in request.parts:
+            for part in request.components:
                 component, promised = part.component, part.host_slots
                 loaded = moved[component.name] - before[component.name]
                 if loaded > promised:
@@ -108,7 +108,7 @@ class Running:
         rooms = self._headrooms(self.books.read())
         falls = [
             max(0, needed - part.account.promised) + self._may_take(part.component, left)
-            for needed, part in zip(needs, request.parts)
+            for needed, part in zip(needs, request.components)
         ]
 
         def after(given: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
@@ -145,7 +145,7 @@ class Running:
         """Whether pages come out of the data it left behind, which it gives up first."""
         return pages > 0 and any(
             part.account.promised < pages * part.component.slots_per_page
-            for part in request.bounded_parts
+            for part in request.bounded_components
         )
 
     def _was_promised(self, request: Request, n_tokens: int, pages: int) -> bool:
@@ -160,14 +160,14 @@ class Running:
 
     def _refused(self, request: Request, what: str) -> ContractViolation:
         """Say which pool could not give slots promised to an admitted request (A7)."""
-        for part in request.parts:
+        for part in request.components:
             component, account, ledger = part.component, part.account, part.component.device
             if not component.is_state and account.promised + max(0, ledger.headroom) < (
                 component.slots_per_page
             ):
                 break
         else:
-            part = request.parts[0]
+            part = request.components[0]
             component, account, ledger = part.component, part.account, part.component.device
         demand = part.demand
         return ContractViolation(
@@ -200,7 +200,7 @@ class Running:
                 f"an allocation raised the promises from {before[PROMISED]} to {after[PROMISED]}",
             )
         taken = after[PRIVATE] - before[PRIVATE] + gone
-        states = request.state_part(component.index)
+        states = request.state_component(component.index)
         if states is None:
             if taken != needed:
                 raise ContractViolation(

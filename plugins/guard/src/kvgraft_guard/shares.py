@@ -17,7 +17,7 @@ from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.pools import DevicePool
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.parts import Due
+from kvgraft.requests.components import Due
 from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
@@ -26,7 +26,7 @@ from kvgraft_guard.paths import Shelf, deepest, is_root_of, look, needed
 from kvgraft_guard.published import SMALL_TOKENS, PublishedData, SequenceSlots
 
 if TYPE_CHECKING:
-    from kvgraft.requests.parts import Account
+    from kvgraft.requests.components import Account
 
 __all__ = ["Offer", "Shares", "Spare", "States"]
 
@@ -142,7 +142,7 @@ class Shares:
                     held = np.frombuffer(slots, np.int32)
                     table[node.start * size : node.end * size] = held
             # Published data of wider components may reach further than this one's private pages.
-            for run in request.parts[component.index].runs:
+            for run in request.components[component.index].runs:
                 table[run.first * size : run.end * size] = np.frombuffer(run.device, np.int32)
             tables[component.index] = table
         return tables
@@ -273,7 +273,7 @@ class Shares:
                     continue  # an ending request hands it over later
                 kept = sum(
                     int((~ahead[run.first : run.end]).sum())
-                    for run in request.parts[component.index].runs
+                    for run in request.components[component.index].runs
                 )
                 collects = request.computed > request.prompt and kept * size < SMALL_TOKENS
                 if kept and not collects:
@@ -324,7 +324,7 @@ class Shares:
         tenant = request.root.tenant
         spare = [component.devices[tenant].headroom for component in self.tree.components]
         for component in self.tree.components:
-            own = request.state_part(component.index)
+            own = request.state_component(component.index)
             if own is None:
                 continue
             if own.due and not ending and own.due_as in (Due.GRID, Due.LEFT):
@@ -353,7 +353,7 @@ class Shares:
             self.cache.publisher.declined_checkpoints,
             request.published,
             spare,
-            [_renewed(part.account) for part in request.parts],
+            [_renewed(part.account) for part in request.components],
         )
 
     def _check_namespace(self, request: Request) -> None:
@@ -443,8 +443,8 @@ class Shares:
         for node in nodes if left.due else ():
             if node.end != left.due:
                 continue
-            for index in range(len(request.parts)):
-                own = request.state_part(index)
+            for index in range(len(request.components)):
+                own = request.state_component(index)
                 shared = node.cells[index].device
                 if own is None or own.live is None or shared is None:
                     continue
@@ -544,7 +544,7 @@ class Shares:
         """Its states by component, before an operation."""
         found = {}
         for component in self.tree.components:
-            own = request.state_part(component.index)
+            own = request.state_component(component.index)
             if own is not None:
                 found[component.index] = States(
                     own.live,
@@ -568,7 +568,7 @@ class Shares:
             spare: what every state pool had to spare.
         """
         for index, before in was.items():
-            own = request.state_part(index)
+            own = request.state_component(index)
             if own is None or own.live is None:
                 continue
             component = self.tree.components[index]
@@ -640,7 +640,7 @@ class Shares:
 
     def due(self, request: Request) -> list[tuple[int, Due]]:
         """The boundaries at which the request's states are due, and why, by state component."""
-        return [(own.due, own.due_as) for own in request.state_parts]
+        return [(own.due, own.due_as) for own in request.state_components]
 
     def check_due(
         self, request: Request, ahead: list[int], stood: list[tuple[int, Due]] | None
@@ -651,7 +651,7 @@ class Shares:
         states due before a step of no tokens, which changes nothing.
         """
         if stood is not None:
-            for part, was, now in zip(request.state_parts, stood, self.due(request)):
+            for part, was, now in zip(request.state_components, stood, self.due(request)):
                 if was != now:
                     raise ContractViolation(
                         "I7",
@@ -665,7 +665,7 @@ class Shares:
         interval = -(-self.cache.config.decode_interval_tokens // self.tree.page_size)
         interval = 1 if windows else max(1, interval)
         for component in self.tree.components:
-            own = request.state_part(component.index)
+            own = request.state_component(component.index)
             if own is None:
                 continue
             due = own.due_as if own.due else None
@@ -714,7 +714,7 @@ class Shares:
         """Remember where states were due last, as a point and at all."""
         anchor = request.anchor_tokens // self.tree.page_size
         _, point, last = self._due.get(id(request), (request, anchor, anchor))
-        due = {own.due_as for own in request.state_parts if own.due == page}
+        due = {own.due_as for own in request.state_components if own.due == page}
         if due & {Due.POINT, Due.GRID}:
             point = last = page
         elif Due.LEFT in due:

@@ -121,7 +121,7 @@ class Waits:
         pending = decision.pending
         if pending is None or pending.by.points.keys() == self._points.get(id(pending.by)):
             return now
-        risen = {part.component.index for part in pending.by.state_parts}
+        risen = {part.component.index for part in pending.by.state_components}
         counts: list[Counts] = [
             (free, evictable, pinned, private, in_flight, promised - (at in risen))
             for at, (free, evictable, pinned, private, in_flight, promised) in enumerate(now.counts)

@@ -117,13 +117,13 @@ class Holdings(NamedTuple):
 def holdings(watched: Watched, request: Request) -> Holdings:
     """Count a request's slots from its tables, not from its accounts."""
     books = watched.books
-    promised = [part.account.promised for part in request.parts]
+    promised = [part.account.promised for part in request.components]
     private = [
         sum([len(run.device) for run in part.runs]) // SLOT_BYTES if part.runs else 0
-        for part in request.parts
+        for part in request.components
     ]
-    for state_part in request.state_parts:
-        private[state_part.component.index] = len(state_part.owned())
+    for state_component in request.state_components:
+        private[state_component.component.index] = len(state_component.owned())
     if len(books.pools) > books.n_device:
         rest = [0] * (len(books.pools) - books.n_device)
         promised += rest
@@ -137,7 +137,7 @@ def _add_others(
 ) -> None:
     """The request's part of HOST pools and private ones."""
     books = watched.books
-    for part in request.parts:
+    for part in request.components:
         if part.host_account is not None:
             at = books.host[part.component.index]
             promised[at] = part.host_account.promised

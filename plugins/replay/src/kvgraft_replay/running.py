@@ -133,7 +133,7 @@ class Player:
                 slot = self.cache.state_slot(job.running, each.name)
                 write_rows(pool, np.array([slot]), job.digests.state(end))
                 continue
-            for run in job.running.parts[component.index].runs:
+            for run in job.running.components[component.index].runs:
                 low, high = max(first, run.first), min(last, run.end)
                 if low >= high:
                     continue

@@ -89,7 +89,7 @@ def private_slots_are_budgeted(subject: Subject) -> None:
     cache = subject.open(subject.page_size)
     request = cache.begin(TokenKey(range(_prompt(subject))))
     if cache.admit(request).admitted:
-        demands = request.parts[cache.tree.component(subject.name).index].demand.private
+        demands = request.components[cache.tree.component(subject.name).index].demand.private
         expect(
             any(demands), "H7", subject, f"private pools are there, a request is budgeted {demands}"
         )

@@ -61,7 +61,7 @@ class Admissions:
         request = live.request
         live.admitted = True
         kept = self._kept(live, "A10")
-        demands = {part.component.name: part.demand for part in request.parts}
+        demands = {part.component.name: part.demand for part in request.components}
         for component in self.bench.states:
             # The live state, copied from the prefix if there is one (M8), and one per boundary.
             demand, least = demands[component.name], 1 + len(kept)
@@ -105,7 +105,7 @@ class Admissions:
         live.count_skipped(live.due - kept)
         live.own.points -= live.due - kept
         if kept != live.due and self.cache.arenas is None:
-            demands = {part.component.name: part.demand for part in live.request.parts}
+            demands = {part.component.name: part.demand for part in live.request.components}
             spare = [
                 self.bench.seen.ceiling(state.name, "device", live.namespace)
                 - demands[state.name].now

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
-__all__ = ["BruteForce", "Gone", "ModelComponent", "Part", "Prefix", "needed_tokens", "needs"]
+__all__ = ["BruteForce", "Gone", "ModelComponent", "ModelTerm", "Prefix", "needed_tokens", "needs"]
 
 
 class Gone(NamedTuple):
@@ -30,7 +30,7 @@ COMPARED_BOUNDARIES = 70
 """Boundaries at which two reaches are compared token by token; see `BruteForce.contains`."""
 
 
-class Part(NamedTuple):
+class ModelTerm(NamedTuple):
     """One term of a reach.
 
     Attributes:
@@ -63,7 +63,7 @@ class ModelComponent:
     """
 
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[ModelTerm, ...]
     home_is_host: bool = False
     mirrored: bool = True
     slots_per_page: int = 1
@@ -87,7 +87,7 @@ class ModelComponent:
         return sum(page * page_size < self.stored_tokens for page in range(first, end))
 
 
-def needs(parts: Iterable[Part], boundary: int, token: int) -> bool:
+def needs(parts: Iterable[ModelTerm], boundary: int, token: int) -> bool:
     """Whether the data of the token at a position is needed to compute the one at `boundary`.
 
     A state at the boundary is a function of the token before it, so that one stands for it.
@@ -105,19 +105,19 @@ def needs(parts: Iterable[Part], boundary: int, token: int) -> bool:
 
 
 @cache
-def needed_tokens(parts: tuple[Part, ...], boundary: int) -> frozenset[int]:
+def needed_tokens(parts: tuple[ModelTerm, ...], boundary: int) -> frozenset[int]:
     """Positions of the tokens whose data is needed to compute the token at `boundary`."""
     return frozenset(token for token in range(boundary) if needs(parts, boundary, token))
 
 
 @cache
-def _pages(parts: tuple[Part, ...], page_size: int, boundary: int) -> frozenset[int]:
+def _pages(parts: tuple[ModelTerm, ...], page_size: int, boundary: int) -> frozenset[int]:
     tokens = needed_tokens(parts, boundary * page_size)
     return frozenset(token // page_size for token in tokens)
 
 
 @cache
-def _contains(outer: tuple[Part, ...], inner: tuple[Part, ...]) -> bool:
+def _contains(outer: tuple[ModelTerm, ...], inner: tuple[ModelTerm, ...]) -> bool:
     return all(
         needs(outer, boundary, token)
         for boundary, tokens in _questions(outer + inner)
@@ -199,7 +199,7 @@ class BruteForce:
         return 0
 
 
-def _questions(parts: tuple[Part, ...]) -> Iterable[tuple[int, Iterable[int]]]:
+def _questions(parts: tuple[ModelTerm, ...]) -> Iterable[tuple[int, Iterable[int]]]:
     """Boundaries, and tokens at each, that tell reaches of these parts from one another."""
     sizes = {part.tokens for part in parts}
     for boundary in range(COMPARED_BOUNDARIES):

@@ -194,7 +194,7 @@ def check_accounts(
                 + (live.request.total > live.request.prompt)
                 + len(live.due)
                 + bool(live.standing)
-                + (0 if live.request.load_started else live.request.parts[index].host_slots)
+                + (0 if live.request.load_started else live.request.components[index].host_slots)
                 for live in running
             )
             promised_now = after.books[name, "device"].promised
@@ -205,7 +205,7 @@ def check_accounts(
         most = sum(
             max(0, -(-request.total // model.page_size) - request.allocated + 1)
             * component.slots_per_page
-            + (0 if request.load_started else request.parts[index].host_slots)
+            + (0 if request.load_started else request.components[index].host_slots)
             for request in admitted
         )
         promised_now = after.books[name, "device"].promised

@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgraft.cache import Cache
 from kvgraft.compiled import fields_of
-from kvgraft.requests.parts import Part, StatePart
+from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft.requests.request import Request
 from kvgraft.transfers import Transfer
 from kvgraft.tree.keys import TokenKey
@@ -33,12 +33,12 @@ LEASE = frozenset(
 def plain(request: Request) -> dict[str, Any]:
     """Everything a request says of itself and holds, as values that compare."""
     # a row of the page tables holds nothing
-    own = [name for name in fields_of(Request) if not name.endswith("parts") and name != "row"]
+    own = [name for name in fields_of(Request) if not name.endswith("components") and name != "row"]
     fields = {name: _plain(getattr(request, name)) for name in own}
-    for name in dict.fromkeys(("runs", *fields_of(Part), *fields_of(StatePart))):
+    for name in dict.fromkeys(("runs", *fields_of(RequestComponent), *fields_of(RequestState))):
         # the demand is the last decision's; of its pages `runs` has all
         if name not in ("component", "demand") and not name.startswith("_"):
-            fields[name] = tuple(_plain(getattr(part, name, None)) for part in request.parts)
+            fields[name] = tuple(_plain(getattr(part, name, None)) for part in request.components)
     return fields
 
 

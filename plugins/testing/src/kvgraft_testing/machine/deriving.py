@@ -16,7 +16,7 @@ from kvgraft.packages.dispatch import Mounted
 from kvgraft.reach import Reach
 from kvgraft.terms import Term
 from kvgraft.types import Tier
-from kvgraft_testing.machine.brute_force import ModelComponent, Part
+from kvgraft_testing.machine.brute_force import ModelComponent, ModelTerm
 
 __all__ = ["KINDS", "model_component", "model_components", "numbers_of"]
 
@@ -28,7 +28,7 @@ KINDS = {
     "ChunkedLocal": "local",
     "StateAt": "state",
 }
-"""Kinds of `Part` by the class name of the core's terms."""
+"""Kinds of `ModelTerm` by the class name of the core's terms."""
 
 
 def numbers_of(term: object) -> list[int]:
@@ -47,11 +47,11 @@ def _is_foreign(reach: Reach) -> bool:
     return not all(map(_is_own, reach.terms))
 
 
-def _part(term: Term) -> Part:
+def _part(term: Term) -> ModelTerm:
     """A term in the model's form."""
     if not _is_own(term):
-        return Part("term", max(numbers_of(term), default=0), term.needs)
-    return Part(KINDS[type(term).__name__], getattr(term, "tokens", 0))
+        return ModelTerm("term", max(numbers_of(term), default=0), term.needs)
+    return ModelTerm(KINDS[type(term).__name__], getattr(term, "tokens", 0))
 
 
 def model_component(mounted: Mounted) -> ModelComponent:

@@ -92,7 +92,7 @@ class Leases:
             missing = self.predictor.missing_pages(before, live.sequence, found.anchor, locked)
             wanted = self.predictor.slots(missing)
             self.bench.counts["host hits"] += 1
-        for part in request.parts:
+        for part in request.components:
             name, n_slots = part.component.name, part.host_slots
             if n_slots != wanted[name]:
                 said = f"{n_slots} host hits at {anchor}, the model counts {wanted[name]}"

@@ -113,13 +113,13 @@ class Publishing:
         may be of its reach, and none may be lost that a point needs.
         """
         own, request, resuming = live.own, live.request, self.bench.resuming
-        kept = {part.component.name: part.runs for part in request.parts}
+        kept = {part.component.name: part.runs for part in request.components}
         pages = {
             each.name: own.private[each.name]
             - {page for run in kept[each.name] for page in range(run.first, run.end)}
             for each in self.bench.paged
         }
-        held = {page for part in request.state_parts for page in part.captured}
+        held = {page for part in request.state_components for page in part.captured}
         states = own.captured - held
         if not states and not any(pages.values()):
             return None

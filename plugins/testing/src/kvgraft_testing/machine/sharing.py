@@ -130,7 +130,7 @@ class Sharing:
 
     def _check_room(self, live: Live) -> None:
         """One that waits for pages alone could be admitted, the point it asked for included."""
-        for part in live.request.parts:
+        for part in live.request.components:
             name, needed = part.component.name, part.demand.now + part.demand.later
             room = self.bench.seen.headroom(name, "device", live.namespace)
             if needed > room:

@@ -46,5 +46,5 @@ def demanded(request: Request) -> str:
     """The demand that a request was admitted with."""
     return ", ".join(
         f"{part.demand.now} now + {part.demand.later} later of {part.component.name}"
-        for part in request.parts
+        for part in request.components
     )

@@ -111,7 +111,7 @@ class Serving:
         request = self.cache.begin(TokenKey(tokens, namespace), reserve=2, chunk=chunk)
         self.live.append(request)
         said = f"anchor {request.anchor_tokens}, {request.device_tokens} on DEVICE"
-        loads = tuple(part.host_slots for part in request.parts)
+        loads = tuple(part.host_slots for part in request.components)
         return f"{said}, limited {request.limited}, loads {loads}; {self._go_on()}"
 
     def _abort(self) -> str:
@@ -124,7 +124,7 @@ class Serving:
         request = self.live[self.draw.randrange(len(self.live))]
         if request.stage.value == "leased":
             decision = self.cache.admit(request)
-            demands = [part.demand for part in request.parts]
+            demands = [part.demand for part in request.components]
             said = f"{_timeless(decision)}, demands {demands}"
             if not decision.admitted:
                 self.live.remove(request)

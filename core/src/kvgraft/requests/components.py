@@ -12,7 +12,7 @@ from kvgraft.tree.inserting import Run
 from kvgraft.tree.ledger import Ledger, SlotOwner
 from kvgraft.types import Demand, Span, Tier
 
-__all__ = ["DECODED", "POINT", "Account", "Due", "Part", "StatePart"]
+__all__ = ["DECODED", "POINT", "Account", "Due", "RequestComponent", "RequestState"]
 
 
 class Account:
@@ -135,7 +135,7 @@ DECODED: Final = Due.DECODED
 """As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 
-class Part:
+class RequestComponent:
     """A request's part of one component; made by its lease, promised slots by its admission.
 
     Attributes:
@@ -324,7 +324,7 @@ class Part:
             self.host_account.release(len(mirror) // SLOT_BYTES)
 
 
-class StatePart(Part):
+class RequestState(RequestComponent):
     """A request's part of a state component. Boundaries in pages.
 
     Attributes:
@@ -341,7 +341,7 @@ class StatePart(Part):
     __slots__ = ("captured", "due", "due_as", "live", "shared", "tracked", "tracked_page")
 
     def __init__(self, component: TreeComponent, tenant: int) -> None:
-        Part.__init__(self, component, tenant)
+        RequestComponent.__init__(self, component, tenant)
         self.live: bytes | None = None
         self.tracked: bytes | None = None
         self.captured: dict[int, bytes] = {}
