@@ -43,7 +43,7 @@ def squeeze(cache: Cache, giver: str, taker: str) -> None:
 def everything_moves() -> None:
     """Pages and states of the tree and of requests leave the end of either pool."""
     cache = opened(device_tokens=480 * PAGE, guard_full_check=1)
-    full, mamba = arena_of(cache).lessees
+    full, mamba = arena_of(cache).pools
     for _ in range(16):
         assert cache.move_memory("full", "mamba")
     low = [stamped(cache, first, 12) for first in range(0, 14_000, 1000)]

@@ -44,7 +44,7 @@ def test_a_budget_is_divided_into_whole_extents() -> None:
     cache = opened()
     arena = arena_of(cache)
     assert (arena.n_extents, arena.extent_nbytes) == (64, 1 << 16)
-    full, mamba = arena.lessees
+    full, mamba = arena.pools
     assert (full.extent, mamba.extent) == (8, 8)
     assert full.leased + mamba.leased == 64
     assert full.allocator.end == 8 * full.leased

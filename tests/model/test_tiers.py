@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft_testing.machine.brute_force import Prefix
-from kvgraft_testing.machine.observing import Held, NodeView, Snapshot
+from kvgraft_testing.machine.observing import ComponentView, NodeView, Snapshot
 from kvgraft_testing.machine.tiers import cut_nodes, vanished
 
 PAGES: list[Prefix] = [(None, tuple(range(end))) for end in (4, 8, 12)]
@@ -15,7 +15,7 @@ ENDS = {PAGES[1], PAGES[2], BELOW}
 
 def snapshot(device: dict[int, int], host: dict[int, int]) -> Snapshot:
     """Pages by number, each with its slot."""
-    held = Held(
+    held = ComponentView(
         device={PAGES[page]: (slot,) for page, slot in device.items()},
         host={PAGES[page]: (slot,) for page, slot in host.items()},
     )

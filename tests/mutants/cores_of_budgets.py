@@ -30,7 +30,7 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
     "a_shrink_asks_nobody": (
         ("K7", "A12", "A7"),
         edited(
-            extents.Lessee.may_give,
+            extents.ArenaPool.may_give,
             "self.leased > 1 and self.ledger.headroom >= self.extent",
             "self.leased > 1",
         ),

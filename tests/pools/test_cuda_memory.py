@@ -133,7 +133,7 @@ def test_a_pool_whose_memory_is_not_there_stays_as_it_is(
     monkeypatch.setattr(Arenas, "reserve", on_simulated(driver))
     cache = opened(guard_full_check=1)
     arena = arena_of(cache)
-    ends = {name: lessee.allocator.end for name, lessee in arena.by_name.items()}
+    ends = {name: pool.allocator.end for name, pool in arena.by_name.items()}
     create = driver.library.cuMemCreate
     refused = []
 
@@ -148,7 +148,7 @@ def test_a_pool_whose_memory_is_not_there_stays_as_it_is(
         if refused:
             break
     assert "out of memory; the pool of mamba stays as it is" in caplog.text
-    assert sum(lessee.leased for lessee in arena.lessees) == arena.n_extents
+    assert sum(pool.leased for pool in arena.pools) == arena.n_extents
     assert sum(arena.by_name[name].allocator.end for name in ends) <= sum(ends.values())
     cache.close()
 

@@ -13,10 +13,10 @@ from kvgraft.types import Tier
 
 from ..serving.server import slots_on
 
-__all__ = ["Broken", "GatedRows", "Held", "kept_on", "pages_on"]
+__all__ = ["Broken", "GatedRows", "HeldFence", "kept_on", "pages_on"]
 
 
-class Held(threading.Event):
+class HeldFence(threading.Event):
     """A fence that notes whether a worker has come to wait for it."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS
-from .gates import Broken, Held, kept_on, pages_on
+from .gates import Broken, HeldFence, kept_on, pages_on
 
 PROMPT = list(range(100, 116))
 MORE = [*PROMPT, *range(200, 208)]
@@ -41,7 +41,7 @@ def resumed(server: Server, tokens: list[int]) -> int:
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_nothing_is_published_before_the_copy_is_acknowledged(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=256)
-    server, fence = Server(cache), Held()
+    server, fence = Server(cache), HeldFence()
     mirrored = [component.name for component in cache.tree.components if not component.home_is_host]
     computed(server, PROMPT, fence)
     if not mirrored:
@@ -66,7 +66,7 @@ def test_nothing_is_published_before_the_copy_is_acknowledged(name: str) -> None
 
 def test_copies_a_checkpoint_starts_wait_for_its_fence() -> None:
     cache = SETUPS["full"].open(device_tokens=256)
-    server, fence = Server(cache), Held()
+    server, fence = Server(cache), HeldFence()
     request = server.start([*PROMPT, 1])
     server.prefill(request)
     assert cache.checkpoint(request, fence)
@@ -82,7 +82,7 @@ def test_copies_a_checkpoint_starts_wait_for_its_fence() -> None:
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_the_source_of_a_copy_is_not_reused_before_its_end(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=128, host_tokens=256)
-    server, fence = Server(cache), Held()
+    server, fence = Server(cache), HeldFence()
     computed(server, PROMPT, fence)
     in_flight = cache.journal.n_in_flight
     server.empty_device()
@@ -168,7 +168,7 @@ def test_a_node_is_backed_up_for_all_components_or_not_at_all(name: str, narrow:
 @pytest.mark.parametrize("cut", [4, 8, 14])
 def test_a_node_split_during_its_copy_gives_each_part_its_share(name: str, cut: int) -> None:
     cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
-    server, fence = Server(cache), Held()
+    server, fence = Server(cache), HeldFence()
     computed(server, PROMPT, fence)
     n_nodes = cache.tree.n_nodes
     # another request leaves the prefix in the middle of the data being copied
@@ -257,7 +257,7 @@ def test_a_failed_backup_leaves_no_trace_and_can_be_made_again(name: str) -> Non
         assert component.host is not None
         assert component.host.free == component.host.capacity
         assert component.device.pinned == component.device.in_flight == 0
-    reached = Held()
+    reached = HeldFence()
     reached.set()
     cache.journal.fence = reached
     computed(server, MORE, reached)
@@ -269,7 +269,7 @@ def test_a_failed_backup_leaves_no_trace_and_can_be_made_again(name: str) -> Non
 
 def test_draining_is_bounded_and_says_whether_all_ended() -> None:
     cache = SETUPS["full"].open(timeout_s=0.1, engine=CpuTransferEngine())
-    server, fence = Server(cache), Held()
+    server, fence = Server(cache), HeldFence()
     computed(server, PROMPT, fence)
     started = time.monotonic()
     assert not cache.drain()

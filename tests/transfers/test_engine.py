@@ -12,7 +12,7 @@ import torch
 from kvgraft import TransferError
 from kvgraft.transfers import CpuTransferEngine, PlaneCopy
 
-from .gates import Broken, GatedRows, Held
+from .gates import Broken, GatedRows, HeldFence
 
 ROWS = torch.arange(4)
 
@@ -33,7 +33,7 @@ def copy(layer: int = 0, value: int = 1) -> PlaneCopy:
 def test_submitting_does_not_wait_and_a_copy_does_not_start_before_its_fence(
     engine: CpuTransferEngine,
 ) -> None:
-    fence, moved = Held(), copy()
+    fence, moved = HeldFence(), copy()
     ticket = engine.submit([moved], fence)
     assert fence.met.wait(60)
     assert not ticket.done
@@ -47,7 +47,7 @@ def test_submitting_does_not_wait_and_a_copy_does_not_start_before_its_fence(
 
 
 def test_submissions_run_in_their_order(engine: CpuTransferEngine) -> None:
-    fence, target = Held(), torch.zeros((4, 2), dtype=torch.int64)
+    fence, target = HeldFence(), torch.zeros((4, 2), dtype=torch.int64)
     tickets = [
         engine.submit([copy(value=value)._replace(target=target)], fence if value == 1 else None)
         for value in (1, 2, 3)
@@ -96,7 +96,7 @@ def test_a_fence_that_raises_or_is_never_reached_fails_the_copy() -> None:
     engine = CpuTransferEngine(fence_timeout_s=0.05)
     moved = copy()
     broken = engine.submit([moved], Broken())
-    late = engine.submit([moved], Held())
+    late = engine.submit([moved], HeldFence())
     assert late.wait(60)
     assert isinstance(broken.error, OSError)
     assert isinstance(late.error, TransferError)
@@ -106,7 +106,7 @@ def test_a_fence_that_raises_or_is_never_reached_fails_the_copy() -> None:
 
 
 def test_waiting_is_bounded(engine: CpuTransferEngine) -> None:
-    fence = Held()
+    fence = HeldFence()
     ticket = engine.submit([copy()], fence)
     started = time.monotonic()
     assert not ticket.wait(0.05)

@@ -30,7 +30,7 @@ from ..serving.components import PagedPackage
 from ..serving.engines import PromptEngine
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS, Setup, mixed
-from .gates import Broken, GatedRows, Held, pages_on
+from .gates import Broken, GatedRows, HeldFence, pages_on
 
 PROMPT = list(range(100, 116))
 
@@ -47,7 +47,7 @@ def on_host(setup: Setup, **settings: object) -> tuple[Cache, Server]:
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_starting_a_load_waits_for_nothing_and_publishes_nothing(name: str) -> None:
     cache, server = on_host(SETUPS[name])
-    fence = Held()
+    fence = HeldFence()
     request = server.begin([*PROMPT, 1, 2])
     assert cache.admit(request).admitted
     waits = cache.load_back(request, fence)
@@ -75,7 +75,7 @@ def test_starting_a_load_waits_for_nothing_and_publishes_nothing(name: str) -> N
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_the_host_copy_stays_until_the_load_is_acknowledged(name: str) -> None:
     cache, server = on_host(SETUPS[name])
-    fence = Held()
+    fence = HeldFence()
     request = server.begin([*PROMPT, 1, 2])
     assert cache.admit(request).admitted
     cache.load_back(request, fence)
@@ -102,7 +102,7 @@ def test_the_host_copy_stays_until_the_load_is_acknowledged(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_two_requests_share_one_transfer_and_both_are_ready(name: str) -> None:
     cache, server = on_host(SETUPS[name])
-    fence = Held()
+    fence = HeldFence()
     first, second = (server.begin([*PROMPT, n, n]) for n in (1, 2))
     assert cache.admit(first).admitted
     assert cache.admit(second).admitted
@@ -239,7 +239,7 @@ def test_pages_below_a_failed_load_are_not_published(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(SETUPS))
 def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str) -> None:
     cache, server = on_host(SETUPS[name])
-    fence = Held()
+    fence = HeldFence()
     request = server.begin([*PROMPT, 1, 2])
     assert cache.admit(request).admitted
     cache.load_back(request, fence)
@@ -271,7 +271,7 @@ def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str)
 @pytest.mark.parametrize("cut", [4, 10])
 def test_a_node_split_while_it_is_loaded_gets_both_parts(name: str, cut: int) -> None:
     cache, server = on_host(SETUPS[name])
-    fence = Held()
+    fence = HeldFence()
     request = server.begin([*PROMPT, 1, 2])
     assert cache.admit(request).admitted
     cache.load_back(request, fence)
@@ -410,7 +410,7 @@ def test_an_engine_that_refuses_a_load_leaves_everything_as_it_was(name: str) ->
 def test_a_refused_load_leaves_no_trace_of_the_transfer_it_would_have_shared() -> None:
     engine = LostEngine()
     cache, server = on_host(SETUPS["full"], engine=engine)
-    fence = Held()
+    fence = HeldFence()
     part, whole = (server.begin([*tokens, 1]) for tokens in (PROMPT[:8], PROMPT))
     assert cache.admit(part).admitted
     shared = cache.load_back(part, fence)
@@ -477,7 +477,7 @@ def test_nothing_in_the_life_of_a_request_waits_for_a_stuck_transfer() -> None:
         mamba={"states": 64},
         engine=CpuTransferEngine(),
     )
-    fence = Held()
+    fence = HeldFence()
     started = time.monotonic()
     stuck = server.begin([*PROMPT, 1, 2])
     assert cache.admit(stuck).admitted

@@ -16,7 +16,7 @@ from kvgraft_testing.stepped import SteppedTransferEngine
 from ..serving.engines import PromptEngine
 from ..serving.server import Server
 from ..serving.setups import SETUPS
-from .gates import Held, kept_on, pages_on
+from .gates import HeldFence, kept_on, pages_on
 
 PROMPT = list(range(100, 116))
 WRITE_BACK = WritePolicy.WRITE_BACK
@@ -98,7 +98,7 @@ def test_a_backup_that_is_stuck_costs_a_bounded_wait_and_another_victim_instead(
     server.serve(older)
     server.serve(newer)
     # the only worker waits for something else
-    fence = Held()
+    fence = HeldFence()
     engine.submit([], fence)
     assert fence.met.wait(60)
     request = server.begin(range(700, 740))

@@ -92,7 +92,7 @@ class PartsFactory:
         config: the cache's settings.
 
     Attributes:
-        clock: seconds that only grow; the storage tier's waits are counted in them.
+        clock: monotonic, in seconds; the storage tier's waits are counted in them.
         policy: the eviction policy of the cache.
         tenants: who shares its pools; None where all requests are alike.
     """

@@ -85,7 +85,7 @@ class Cache(Serving):
         available: says how much memory pools may take; by default the memory available on the
             machine.
         parts: makes the parts of the cache; by default those that the settings ask for.
-        clock: seconds that only grow, for `ttl_s`; by default the machine's. Ranks that decide
+        clock: monotonic, in seconds, for `ttl_s`; by default the machine's. Ranks that decide
             alike need one that gives all of them the same at the same call (D1).
 
     Attributes:

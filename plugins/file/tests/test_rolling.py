@@ -54,7 +54,7 @@ def fetch(backend: FileBackend, numbers: Sequence[int]) -> list[Status]:
     return told
 
 
-class Held:
+class HeldWrites:
     """A write of one thread that does not end before it is told to.
 
     Attributes:
@@ -93,9 +93,9 @@ class Held:
 
 
 @contextmanager
-def held(backend: FileBackend, numbers: Sequence[int]) -> Iterator[Held]:
+def held(backend: FileBackend, numbers: Sequence[int]) -> Iterator[HeldWrites]:
     """A write that has begun, in a thread of its own; it ends with the block at the latest."""
-    one = Held(backend, numbers)
+    one = HeldWrites(backend, numbers)
     given = DiskFile.write
 
     def write(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:

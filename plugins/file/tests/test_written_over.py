@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kvgraft_file import FileBackend
 from kvgraft_file.disk import DiskFile
 from kvgraft_file.segment import Segment
-from kvgraft_file.uses import NAME, Uses
+from kvgraft_file.shared_hints import NAME, SharedHints
 from kvgraft_storage import Status, Storage, Value
 from kvgraft_storage.payload import HEADER_NBYTES
 from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, record, room, stored
@@ -194,7 +194,7 @@ def test_a_store_with_damaged_blocks_holds_as_many_records_when_it_is_opened_aga
     layouts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if layouts == "one":
-        alike = (now for now in count(time.time_ns()) if not Uses.layout_slot(now))
+        alike = (now for now in count(time.time_ns()) if not SharedHints.layout_slot(now))
         clock(monkeypatch, "directory", lambda: next(alike))
     backend = full(tmp_path)
     there = list(range(N_RECORDS))
@@ -248,7 +248,7 @@ def test_recency_outlives_a_restart_after_which_the_clock_was_set_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full(tmp_path).close()
-    clock(monkeypatch, "uses", lambda: time.time_ns() - 3600 * 10**9)
+    clock(monkeypatch, "shared_hints", lambda: time.time_ns() - 3600 * 10**9)
     backend = opened(tmp_path)
     assert store(backend, [20, 21]) == [OK] * 2
     backend.close()
@@ -328,7 +328,7 @@ def test_removing_late_neither_removes_nor_evicts_the_record_that_was_written_ov
     remover._catalog.put_back(places)
     remover._writer._full_until = math.inf  # it does not look for changes
     assert store(remover, [21]) == [OK]
-    assert Uses.slot(1, 4096) != Uses.slot(1, 8192)
+    assert SharedHints.slot(1, 4096) != SharedHints.slot(1, 8192)
     storage = Storage(FINGERPRINT, writer)
     assert fetched(storage, PLACES[20:21], SIZE) == [OK]
     assert storage.close()

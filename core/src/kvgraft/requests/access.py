@@ -142,7 +142,7 @@ class Retentions:
 
     Args:
         tree: stamps the data that requests use.
-        clock: seconds that only grow; of several ranks the same.
+        clock: monotonic, in seconds; of several ranks the same.
     """
 
     def __init__(self, tree: Tree, clock: Callable[[], float]) -> None:

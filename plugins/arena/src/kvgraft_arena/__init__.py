@@ -12,7 +12,7 @@ reserved    memory that stays where it is while pools take and give back parts o
 
 from __future__ import annotations
 
-from kvgraft_arena.extents import Arena, Lessee
+from kvgraft_arena.extents import Arena, ArenaPool
 from kvgraft_arena.tiers import Arenas
 
-__all__ = ["Arena", "Arenas", "Lessee"]
+__all__ = ["Arena", "ArenaPool", "Arenas"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvgraft_arena.extents import Arena, Lessee
+from kvgraft_arena.extents import Arena, ArenaPool
 from kvgraft_arena.shadows import Shadow
 
 __all__ = ["Balance"]
@@ -48,7 +48,7 @@ class Balance:
         for at, shadow in enumerate(self.shadows):
             self.gains[at] = self.gains[at] * KEPT + shadow.hits
             shadow.hits = 0
-        ranked = sorted(zip(self.gains, self.arena.lessees), key=_gain, reverse=True)
+        ranked = sorted(zip(self.gains, self.arena.pools), key=_gain, reverse=True)
         gain, taker = ranked[0]
         for loss, giver in reversed(ranked[1:]):
             if gain <= LEAD * loss or self.arena.is_pending:
@@ -57,5 +57,5 @@ class Balance:
                 return
 
 
-def _gain(ranked: tuple[float, Lessee]) -> float:
+def _gain(ranked: tuple[float, ArenaPool]) -> float:
     return ranked[0]

@@ -22,7 +22,7 @@ from kvgraft.tree.ledger import PoolBooks
 from kvgraft.types import Tier
 from kvgraft_arena.moving import Mover
 
-__all__ = ["EXTENTS", "Arena", "Lessee", "Memory"]
+__all__ = ["EXTENTS", "Arena", "ArenaPool", "Memory"]
 
 logger = logging.getLogger("kvgraft")
 
@@ -56,7 +56,7 @@ class Memory(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Lessee:
+class ArenaPool:
     """A pool that leases extents.
 
     Attributes:
@@ -89,7 +89,7 @@ class Arena:
     Args:
         tier: DEVICE or HOST.
         nbytes: bytes of the pools that lease them.
-        lessees: these pools; nothing is in them yet.
+        pools: these; nothing is in them yet.
         mover: moves slots out of closed extents.
 
     Attributes:
@@ -103,49 +103,49 @@ class Arena:
         ConfigError: less than an extent for each pool.
     """
 
-    def __init__(self, tier: Tier, nbytes: int, lessees: Sequence[Lessee], mover: Mover) -> None:
+    def __init__(self, tier: Tier, nbytes: int, pools: Sequence[ArenaPool], mover: Mover) -> None:
         self.tier = tier
-        self.lessees = tuple(lessees)
-        self.by_name = {lessee.component.name: lessee for lessee in lessees}
+        self.pools = tuple(pools)
+        self.by_name = {pool.component.name: pool for pool in pools}
         self.mover = mover
-        largest = max(lessee.slot_nbytes for lessee in lessees)
+        largest = max(pool.slot_nbytes for pool in pools)
         self.extent_nbytes = max(nbytes // EXTENTS, largest)
         self.n_extents = nbytes // self.extent_nbytes
-        self.moving: tuple[Lessee, Lessee] | None = None
+        self.moving: tuple[ArenaPool, ArenaPool] | None = None
         self.moves = 0
         self.wished: Mapping[str, int] | None = None
-        for lessee in lessees:
-            lessee.extent = self.extent_nbytes // lessee.slot_nbytes
+        for pool in pools:
+            pool.extent = self.extent_nbytes // pool.slot_nbytes
         self._share_out(nbytes)
 
     def _share_out(self, nbytes: int) -> None:
         """Whole extents for all pools, near their sizes; the first one takes what is left."""
-        for lessee in self.lessees:
-            lessee.leased = max(1, lessee.allocator.capacity // lessee.extent)
-        first = self.lessees[0]
-        first.leased += max(0, self.n_extents - sum(lessee.leased for lessee in self.lessees))
-        while sum(lessee.leased for lessee in self.lessees) > self.n_extents:
-            largest = max(self.lessees, key=lambda lessee: lessee.leased)
+        for pool in self.pools:
+            pool.leased = max(1, pool.allocator.capacity // pool.extent)
+        first = self.pools[0]
+        first.leased += max(0, self.n_extents - sum(pool.leased for pool in self.pools))
+        while sum(pool.leased for pool in self.pools) > self.n_extents:
+            largest = max(self.pools, key=lambda pool: pool.leased)
             if largest.leased == 1:
                 raise ConfigError(
                     f"setting {self.tier.value}_memory: {format_nbytes(nbytes)} for "
-                    f"{len(self.lessees)} pools make {self.n_extents} extents of "
+                    f"{len(self.pools)} pools make {self.n_extents} extents of "
                     f"{format_nbytes(self.extent_nbytes)}, the largest slot; give "
-                    f"{format_nbytes(self.extent_nbytes * len(self.lessees))} or more"
+                    f"{format_nbytes(self.extent_nbytes * len(self.pools))} or more"
                 )
             largest.leased -= 1
-        for lessee in sorted(self.lessees, key=_growth):
-            allocator, n_slots = lessee.allocator, lessee.leased * lessee.extent
+        for pool in sorted(self.pools, key=_growth):
+            allocator, n_slots = pool.allocator, pool.leased * pool.extent
             if n_slots < allocator.end:
                 allocator.close(n_slots)
             else:
                 allocator.grow(n_slots - allocator.end)
             try:
-                lessee.memory.resize(n_slots)
+                pool.memory.resize(n_slots)
             except MemoryError as error:
                 raise ConfigError(f"{error}; lower {self.tier.value}_memory") from error
 
-    def begin(self, giver: Lessee, taker: Lessee) -> bool:
+    def begin(self, giver: ArenaPool, taker: ArenaPool) -> bool:
         """Begin to move an extent; whether it moves, now or as transfers end (K7)."""
         if self.moving is not None or giver is taker or not giver.may_give:
             return False
@@ -186,7 +186,7 @@ class Arena:
 
     def could_hold(self, needs: Mapping[str, int]) -> bool:
         """Whether there are extents for so many slots of each pool, at once."""
-        return sum(map(_extents, self.lessees, self._slots(needs))) <= self.n_extents
+        return sum(map(_extents, self.pools, self._slots(needs))) <= self.n_extents
 
     def wish(self, needs: Mapping[str, int]) -> None:
         """Pools are to grow to `needs`, where they can; the first wish is served first (A8)."""
@@ -201,49 +201,49 @@ class Arena:
                 self.wished = None
                 return
             spare = [
-                (lessee.ledger.headroom // lessee.extent, -lessee.component.index, lessee)
-                for lessee, slots in zip(self.lessees, self._slots(self.wished))
-                if lessee.leased > _extents(lessee, slots) and lessee.may_give
+                (pool.ledger.headroom // pool.extent, -pool.component.index, pool)
+                for pool, slots in zip(self.pools, self._slots(self.wished))
+                if pool.leased > _extents(pool, slots) and pool.may_give
             ]
             if not spare or not self.begin(max(spare)[2], taker):
                 return
 
-    def _short(self, needs: Mapping[str, int]) -> Lessee | None:
+    def _short(self, needs: Mapping[str, int]) -> ArenaPool | None:
         """The first pool that is smaller than that."""
-        for lessee, slots in zip(self.lessees, self._slots(needs)):
-            if lessee.leased < _extents(lessee, slots):
-                return lessee
+        for pool, slots in zip(self.pools, self._slots(needs)):
+            if pool.leased < _extents(pool, slots):
+                return pool
         return None
 
     def _slots(self, needs: Mapping[str, int]) -> list[int]:
-        return [needs.get(lessee.component.name, 0) for lessee in self.lessees]
+        return [needs.get(pool.component.name, 0) for pool in self.pools]
 
     def check(self) -> None:
         """Raise `IntegrityError` unless every extent is leased once, whole (K7)."""
-        leased = sum(lessee.leased for lessee in self.lessees)
+        leased = sum(pool.leased for pool in self.pools)
         if leased != self.n_extents:
             raise IntegrityError(
                 "K7", None, f"{leased} {self.tier.value} extents are leased of {self.n_extents}"
             )
         giver = self.moving[0] if self.moving is not None else None
-        for lessee in self.lessees:
-            extents = lessee.leased - (lessee is giver)
-            stays = lessee is not giver and lessee.allocator.closing
-            if lessee.allocator.end != extents * lessee.extent or stays:
+        for pool in self.pools:
+            extents = pool.leased - (pool is giver)
+            stays = pool is not giver and pool.allocator.closing
+            if pool.allocator.end != extents * pool.extent or stays:
                 raise IntegrityError(
                     "K7",
-                    lessee.component.name,
-                    f"{lessee.allocator.end} {self.tier.value} slots are open, {extents} extents "
-                    f"of {lessee.extent} are leased; {lessee.allocator.closing} closed ones are in "
+                    pool.component.name,
+                    f"{pool.allocator.end} {self.tier.value} slots are open, {extents} extents "
+                    f"of {pool.extent} are leased; {pool.allocator.closing} closed ones are in "
                     "use",
                 )
 
 
-def _extents(lessee: Lessee, n_slots: int) -> int:
+def _extents(pool: ArenaPool, n_slots: int) -> int:
     """The fewest extents with so many slots."""
-    return max(1, -(-n_slots // lessee.extent))
+    return max(1, -(-n_slots // pool.extent))
 
 
-def _growth(lessee: Lessee) -> int:
+def _growth(pool: ArenaPool) -> int:
     """Slots that its pool lacks: those with too many come first."""
-    return lessee.leased * lessee.extent - lessee.allocator.end
+    return pool.leased * pool.extent - pool.allocator.end

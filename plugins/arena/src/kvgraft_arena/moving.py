@@ -20,7 +20,7 @@ from kvgraft.types import Tier
 from kvgraft_arena.holders import SlotHolders
 
 if TYPE_CHECKING:
-    from kvgraft_arena.extents import Lessee
+    from kvgraft_arena.extents import ArenaPool
 
 __all__ = ["Mover"]
 
@@ -64,7 +64,7 @@ class Mover:
         self.moved_slots = 0
         self.told: Callable[[Tier, TreeComponent, bytes, bytes], None] | None = None
 
-    def empty(self, tier: Tier, pool: Lessee) -> None:
+    def empty(self, tier: Tier, pool: ArenaPool) -> None:
         """Move live slots out of the closed extent of `pool`, as far as that can be done now.
 
         The policy evicts as many slots as are to move. Slots that a transfer reads or writes wait,
@@ -88,7 +88,7 @@ class Mover:
         fence = self.journal.fence
         return self.payload and fence is not None and fence.wait(0.0) is False
 
-    def _move(self, tier: Tier, pool: Lessee, places: list[_Place]) -> None:
+    def _move(self, tier: Tier, pool: ArenaPool, places: list[_Place]) -> None:
         """Move what fits into the free slots."""
         allocator, end = pool.allocator, pool.allocator.end
         moving: list[tuple[_Place, int]] = []

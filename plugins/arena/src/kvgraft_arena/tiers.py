@@ -15,7 +15,7 @@ from kvgraft.transfers import Journal
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 from kvgraft_arena.balance import Balance
-from kvgraft_arena.extents import Arena, Lessee
+from kvgraft_arena.extents import Arena, ArenaPool
 from kvgraft_arena.holders import SlotHolders
 from kvgraft_arena.moving import Mover
 from kvgraft_arena.reserved import can_reserve, reserve
@@ -55,16 +55,16 @@ class Arenas:
         self.by_tier: dict[Tier, Arena] = {}
         self.balances: list[Balance] = []
         shadows: dict[tuple[Tier, int], Shadow] = {}
-        lessees = {tier: _lessees(tier, tree, mounted) for tier in _budgets(config)}
+        sharing = {tier: _pools(tier, tree, mounted) for tier in _budgets(config)}
         sizes = [
-            (tier, lessee.component.index, lessee.allocator.limit)
-            for tier, pools in lessees.items()
-            for lessee in pools
+            (tier, pool.component.index, pool.allocator.limit)
+            for tier, pools in sharing.items()
+            for pool in pools
         ]
         holders = SlotHolders(sizes)
         self.mover = Mover(evictor, journal, requests, holders, payload=config.payload)
         for tier, nbytes in _budgets(config).items():
-            pools = lessees[tier]
+            pools = sharing[tier]
             if len(pools) > 1:
                 left = nbytes - _fixed_nbytes(tier, pools)
                 arena = self.by_tier[tier] = Arena(tier, left, pools, self.mover)
@@ -155,7 +155,7 @@ def _budgets(config: CacheConfig) -> dict[Tier, int]:
     return {tier: nbytes for tier, nbytes in budgets.items() if nbytes}
 
 
-def _lessees(tier: Tier, tree: Tree, mounted: Sequence[Mounted]) -> list[Lessee]:
+def _pools(tier: Tier, tree: Tree, mounted: Sequence[Mounted]) -> list[ArenaPool]:
     """The pools of a tier whose boundary can move, in the tree's order."""
     found = []
     for component, each in zip(tree.components, mounted):
@@ -167,13 +167,13 @@ def _lessees(tier: Tier, tree: Tree, mounted: Sequence[Mounted]) -> list[Lessee]
         ledger = component.device if tier is Tier.DEVICE else component.host
         assert ledger is not None
         nbytes = own.device.slot_nbytes if tier is Tier.DEVICE else own.host.slab_nbytes  # type: ignore[union-attr]
-        found.append(Lessee(component, ledger, pool.allocator, pool, nbytes))
+        found.append(ArenaPool(component, ledger, pool.allocator, pool, nbytes))
     return found
 
 
-def _fixed_nbytes(tier: Tier, lessees: Sequence[Lessee]) -> int:
+def _fixed_nbytes(tier: Tier, pools: Sequence[ArenaPool]) -> int:
     """Bytes of a tier's pools whose boundary stays, and what others may take beyond their slots."""
-    shared = [lessee.memory.planned for lessee in lessees]
+    shared = [pool.memory.planned for pool in pools]
     (plan,) = {id(each.plan): each.plan for each in shared if each is not None}.values()
-    slack = sum(lessee.memory.slack_nbytes for lessee in lessees)
+    slack = sum(pool.memory.slack_nbytes for pool in pools)
     return plan.nbytes(tier) - sum(each.nbytes for each in shared if each is not None) + slack

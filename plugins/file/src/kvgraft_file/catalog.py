@@ -13,8 +13,8 @@ from kvgraft_file.directory import Directory
 from kvgraft_file.disk import DISK_ERRORS
 from kvgraft_file.record import Record
 from kvgraft_file.segment import Segment
+from kvgraft_file.shared_hints import SharedHints
 from kvgraft_file.transfer import is_whole
-from kvgraft_file.uses import Uses
 from kvgraft_storage import BLOCK_NBYTES, Change, EventLog
 
 __all__ = ["Catalog", "Entry"]
@@ -31,7 +31,7 @@ class Entry:
         segment: the segment it is in.
         offset: of its block there.
         size: bytes in the segment; it takes records of this size only.
-        slot: the number of its stamp, see `Uses`.
+        slot: the number of its stamp, see `SharedHints`.
         key: of the record in it; empty where there is none.
         nbytes: payload length of that.
         used: when that was last used, as far as this process knows.
@@ -44,7 +44,7 @@ class Entry:
         self.segment = segment
         self.offset = offset
         self.size = size
-        self.slot = Uses.slot(segment.header.number, offset)
+        self.slot = SharedHints.slot(segment.header.number, offset)
         self.key = b""
         self.nbytes = 0
         self.used = 0
@@ -66,7 +66,7 @@ class Catalog:
         events: told what keys come and go; None if nobody listens.
         retiring: numbers of segments this process is about to reclaim or to begin: not for others
             to take in, though they are listed.
-        uses: hints shared with other processes.
+        hints: shared with other processes.
     """
 
     def __init__(self, directory: Directory) -> None:
@@ -79,11 +79,11 @@ class Catalog:
         self.unsynced: set[Segment] = set()
         self.retiring: set[int] = set()
         self.events: EventLog | None = None
-        self.uses = Uses(directory.path)
+        self.hints = SharedHints(directory.path)
         self._by_slot: dict[int, list[Entry]] = {}
         self._directory = directory
         self._noted: dict[bytes, int] = {}
-        self._noted_at = self.uses.now()
+        self._noted_at = self.hints.now()
         self._sorted = False
 
     def refresh(self) -> None:
@@ -97,7 +97,7 @@ class Catalog:
             if listed.get(number) != segment.file.inode and segment.file.is_gone:
                 self.drop(segment)
         self.foreign = []
-        layouts, reads_anew = self.uses.layouts(), False
+        layouts, reads_anew = self.hints.layouts(), False
         for number in sorted(listed.keys() - self.retiring):
             known = self.segments.get(number)
             if known is None:
@@ -110,7 +110,7 @@ class Catalog:
                     self.foreign.append(path)
                     continue
                 self.segments[number] = known
-            layout = int(layouts[self.uses.layout_slot(number)])
+            layout = int(layouts[self.hints.layout_slot(number)])
             used: dict[bytes, int] = {}
             if known.mine:
                 known.layout = layout
@@ -141,7 +141,7 @@ class Catalog:
             order = sorted(shelf, key=lambda place: (place.used, -place.offset))
             for place in order:
                 shelf.move_to_end(place)
-            self.uses.begin_behind(order[-1].used if order else 0)
+            self.hints.begin_behind(order[-1].used if order else 0)
 
     def sizes(self) -> dict[int, int]:
         """Bytes that count against the capacity, by segment: at most its declared length."""
@@ -180,7 +180,7 @@ class Catalog:
             return
         place.key, place.nbytes = record.key, record.nbytes
         place.used = (
-            self.uses.last_use(record.key) or self._default(place) if used is None else used
+            self.hints.last_use(record.key) or self._default(place) if used is None else used
         )
         if self.entries.setdefault(record.key, place) is not place:
             self.copies.setdefault(record.key, []).append(place)
@@ -189,11 +189,11 @@ class Catalog:
             self._log(Change.STORED, [record.key])
 
     def _default(self, place: Entry) -> int:
-        return self.uses.now() if self._sorted else place.segment.header.number
+        return self.hints.now() if self._sorted else place.segment.header.number
 
     def use(self, keys: Sequence[bytes], *, again: bool = True) -> None:
         """Note a use of keys that are there, the last one most recently; or that they are new."""
-        first = self.uses.now(len(keys))
+        first = self.hints.now(len(keys))
         for used, key in enumerate(keys, first):
             place = self.entries.get(key)
             if place is not None and place in (shelf := self.shelves[place.size]):
@@ -206,10 +206,10 @@ class Catalog:
         """Write down the uses noted, about once a second."""
         if not self._noted:
             return
-        now = self.uses.now()
+        now = self.hints.now()
         if at_once or len(self._noted) >= NOTED or now - self._noted_at >= NOTED_NS:
             noted, self._noted, self._noted_at = self._noted, {}, now
-            self.uses.note(noted)
+            self.hints.note(noted)
 
     def forget(self, key: bytes, place: Entry) -> None:
         """A place has no record any more; another one of its key takes over if there is one."""
@@ -325,11 +325,11 @@ class Catalog:
     def _change_layout(self, place: Entry) -> None:
         """Say it before, for others that write here, and afterwards, for those that read now."""
         segment = place.segment
-        self.uses.change_layout(segment.header.number)
+        self.hints.change_layout(segment.header.number)
         try:
             segment.make_place(place.offset, place.size)
         finally:
-            segment.layout = self.uses.change_layout(segment.header.number)
+            segment.layout = self.hints.change_layout(segment.header.number)
 
     def _note_holes(self, segment: Segment) -> None:
         if segment.holes:
@@ -381,7 +381,7 @@ class Catalog:
 
         Nor was a place made in any of their segments.
         """
-        seen, stamp, layout = self.uses.seen, self.uses.stamp, self.uses.layout
+        seen, stamp, layout = self.hints.seen, self.hints.stamp, self.hints.layout
         return all(stamp(place.slot) == seen[place.slot] for place in places) and all(
             layout(segment.header.number) == segment.layout
             for segment in {place.segment for place in places}
@@ -392,15 +392,15 @@ class Catalog:
 
         Odd stamps are of writes under way, or of a process that ended in the middle of one.
         """
-        now = self.uses.stamps()
-        for slot in np.flatnonzero((now != self.uses.seen) | (now & 1 == 1)).tolist():
+        now = self.hints.stamps()
+        for slot in np.flatnonzero((now != self.hints.seen) | (now & 1 == 1)).tolist():
             settled, places = True, list(self._by_slot.get(slot, ()))
             for place in places:
                 settled = self._reread(place, torn=bool(now[slot] & 1)) and settled
             if settled:
-                self.uses.seen[slot] = now[slot]
+                self.hints.seen[slot] = now[slot]
                 if now[slot] & 1 and places:  # else only others know where that is
-                    self.uses.end(slot)
+                    self.hints.end(slot)
 
     def _reread(self, place: Entry, *, torn: bool) -> bool:
         """Take in what is in a place now; false while somebody writes there, or if it is gone."""
@@ -445,4 +445,4 @@ class Catalog:
             self.write_down(at_once=True)
         for segment in list(self.segments.values()):
             self.drop(segment)
-        self.uses.close()
+        self.hints.close()

@@ -24,7 +24,7 @@ from kvgraft.files import (
 from kvgraft_file.disk import SUBJECT, DiskFile, supports_direct
 from kvgraft_file.open_files import OpenFiles
 from kvgraft_file.segment import SUFFIX, segment_path
-from kvgraft_file.uses import Uses
+from kvgraft_file.shared_hints import SharedHints
 
 __all__ = ["LOCK", "Directory", "Listed", "holds_store"]
 
@@ -149,9 +149,11 @@ class Directory:
             while number in taken:
                 number += 1
             return number
-        layouts = {Uses.layout_slot(each) for each in taken}
+        layouts = {SharedHints.layout_slot(each) for each in taken}
         tried = range(number, min(number + NUMBERS_TRIED, LAST_NUMBER + 1))
-        return next((each for each in tried if Uses.layout_slot(each) not in layouts), number)
+        return next(
+            (each for each in tried if SharedHints.layout_slot(each) not in layouts), number
+        )
 
     def remove_unfinished(self) -> None:
         """Remove files that no process will finish; under the lock.

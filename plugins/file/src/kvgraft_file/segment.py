@@ -15,7 +15,7 @@ of whole records; then a gap stands there, a record that was written as removed.
 
 A place in a sealed segment keeps its beginning and its end, so that another process which knows it
 can write a record over the one there. If damage hides where places were, then a process that writes
-there says before that its new places may be others' old ones in part; see `Uses`.
+there says before that its new places may be others' old ones in part; see `SharedHints`.
 
 Two operations change written data. Removing a record overwrites its block. Reclaiming a segment
 makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
@@ -87,7 +87,7 @@ class Segment:
         unreadable: the last read at `tail` failed.
         places: by offset, of the records that were found or written here.
         holes: from where to where damage hides the records that were there.
-        layout: that of `Uses` when it was read; -1 before.
+        layout: that of `SharedHints` when it was read; -1 before.
         n_written_over: places of it that this process writes over just now.
     """
 

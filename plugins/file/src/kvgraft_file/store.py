@@ -68,7 +68,7 @@ class FileBackend(StorageBackend):
     Args:
         path: an existing directory that can be written to.
         options: sizes.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
 
     Attributes:
         capacity_nbytes: as `stats` gives it; None where only other processes know it.
@@ -213,7 +213,7 @@ class FileBackend(StorageBackend):
                     larger = entry.nbytes > value.nbytes
                     statuses[number] = Status.TOO_LARGE if larger else Status.CORRUPT
                     continue
-                stamp = int(self._catalog.uses.seen[entry.slot])
+                stamp = int(self._catalog.hints.seen[entry.slot])
                 wanted.append(_Wanted(number, key, value, entry, stamp, entry.segment.layout))
         for segment, mine in _by_segment(wanted).items():
             for each, status in zip(mine, self._read(segment, mine, end)):
@@ -337,7 +337,7 @@ class FileBackend(StorageBackend):
         n_records = nbytes = 0
         for segment in segments:
             with suppress(FileNotFoundError):
-                report = verify_segment(segment, self._catalog.uses)
+                report = verify_segment(segment, self._catalog.hints)
                 if segment.file.is_gone:  # reclaimed meanwhile
                     continue
                 n_records += report.n_records
@@ -408,7 +408,7 @@ class FileBackend(StorageBackend):
             if there is not None and there.key == key:
                 segment.mark_removed(entry.offset, there)
                 with self._lock:
-                    self._catalog.uses.end(entry.slot)
+                    self._catalog.hints.end(entry.slot)
         finally:
             segment.file.unmark(entry.offset, entry.size)
 
@@ -427,8 +427,8 @@ class FileBackend(StorageBackend):
                     late = self._clock() >= end
                     statuses += [Status.TIMEOUT] * len(run) if late else self._read_run(run)
                 if not file.is_gone:  # else the data read may be its successor's
-                    stamp = self._catalog.uses.stamp
-                    layout = self._catalog.uses.layout(segment.header.number)
+                    stamp = self._catalog.hints.stamp
+                    layout = self._catalog.hints.layout(segment.header.number)
                     return [
                         status
                         if stamp(each.entry.slot) == each.stamp and layout == each.layout

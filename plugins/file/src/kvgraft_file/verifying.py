@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from kvgraft_file.segment import Segment
+from kvgraft_file.shared_hints import SharedHints
 from kvgraft_file.transfer import damage_at
-from kvgraft_file.uses import Uses
 from kvgraft_storage import Damage, VerifyReport
 
 __all__ = ["verify_segment"]
 
 
-def verify_segment(segment: Segment, uses: Uses) -> VerifyReport:
+def verify_segment(segment: Segment, hints: SharedHints) -> VerifyReport:
     """Every record that was not removed, checked to its last byte.
 
     Raises:
@@ -18,10 +18,10 @@ def verify_segment(segment: Segment, uses: Uses) -> VerifyReport:
         OSError: the disk failed, and not only in places.
     """
     with segment.file:
-        return _verify(segment, uses)
+        return _verify(segment, hints)
 
 
-def _verify(segment: Segment, uses: Uses) -> VerifyReport:
+def _verify(segment: Segment, hints: SharedHints) -> VerifyReport:
     n_records = nbytes = 0
     damaged = []
     for offset, behind, record in segment.walk():
@@ -31,10 +31,10 @@ def _verify(segment: Segment, uses: Uses) -> VerifyReport:
         elif record.live:
             n_records += 1
             nbytes += record.size
-            slot = uses.slot(segment.header.number, offset)
-            stamp = uses.stamp(slot)
+            slot = hints.slot(segment.header.number, offset)
+            stamp = hints.stamp(slot)
             reason = damage_at(segment.file, segment.place(offset), record)
-            if reason is not None and not stamp & 1 and stamp == uses.stamp(slot):
+            if reason is not None and not stamp & 1 and stamp == hints.stamp(slot):
                 damaged.append(Damage(where, record.key.hex(), reason))
     if segment.unreadable:
         where = f"{segment.file.path}@{segment.tail}"

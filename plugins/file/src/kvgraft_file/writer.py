@@ -278,13 +278,13 @@ class Writer:
         for place in catalog.in_holes(size):
             if self._hold(place) and self._make(place):
                 return self._taken(place)
-        shelf, uses = catalog.shelves.get(size), catalog.uses
+        shelf, hints = catalog.shelves.get(size), catalog.hints
         if not shelf:
             return None
         for place in list(islice(shelf, PLACES_TRIED)):
             if place not in shelf:
                 continue  # its segment was dropped
-            if place.key and (used := uses.last_use(place.key)) > place.used:
+            if place.key and (used := hints.last_use(place.key)) > place.used:
                 place.used = used  # by another process
                 shelf.move_to_end(place)
                 continue
@@ -326,7 +326,7 @@ class Writer:
     def _taken(self, place: Entry) -> Entry:
         place.segment.n_written_over += 1
         self._n_taken += 1
-        self._catalog.uses.begin(place.slot)
+        self._catalog.hints.begin(place.slot)
         return place
 
     def _mark(self, place: Entry) -> bool:
@@ -440,7 +440,7 @@ class Writer:
         """A place that was taken has a record now, or none."""
         segment = place.segment
         with self._lock:
-            self._catalog.uses.end(place.slot)
+            self._catalog.hints.end(place.slot)
             segment.file.unmark(place.offset, place.size)
             segment.n_written_over -= 1
             if self._catalog.segments.get(segment.header.number) is segment:
@@ -665,7 +665,7 @@ class Writer:
             return False
         segment.file.acquire()  # its locks end when it is closed
         with self._lock:
-            segment.layout = self._catalog.uses.layout(number)
+            segment.layout = self._catalog.hints.layout(number)
             self._catalog.segments[number] = segment
         self._active = segment
         self.names_unsynced = True

@@ -22,10 +22,17 @@ from kvgraft.tree.tenants import SharedLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = ["Held", "check_cache", "check_integrity", "check_row", "check_transfers", "overdrawn"]
+__all__ = [
+    "PinOwner",
+    "check_cache",
+    "check_integrity",
+    "check_row",
+    "check_transfers",
+    "overdrawn",
+]
 
 
-class Held(NamedTuple):
+class PinOwner(NamedTuple):
     """A receipt somebody holds.
 
     Attributes:
@@ -42,7 +49,7 @@ def check_integrity(
     tree: Tree,
     owners: Iterable[SlotOwner] = (),
     arriving: Iterable[SlotOwner] = (),
-    held: Iterable[Held] | None = None,
+    held: Iterable[PinOwner] | None = None,
     operations: Iterable[Operation] | None = None,
 ) -> None:
     """Recompute every count, candidate and owner; O(tree).
@@ -195,7 +202,7 @@ def _check_pins(tree: Tree, node: Node) -> None:
                 )
 
 
-def _check_receipts(tree: Tree, nodes: list[Node], held: list[Held]) -> None:
+def _check_receipts(tree: Tree, nodes: list[Node], held: list[PinOwner]) -> None:
     """Pins are those of the receipts, page by page, and of nobody else (L1, L2)."""
     zeros = [0] * len(tree.components)
     device: dict[int, list[int]] = {id(node): zeros[:] for node in nodes}
@@ -453,13 +460,15 @@ def check_cache(cache: Cache) -> None:
         for owner in part.owners(f"the request of {each.prompt} tokens", each.root.tenant)
     ]
     operations = cache.journal.operations()
-    held = [Held(each.receipt, f"{each!r}") for each in (*requests, *cache.pins)]
-    held += [Held(each.receipt, "a transfer") for each in operations if each.receipt is not None]
+    held = [PinOwner(each.receipt, f"{each!r}") for each in (*requests, *cache.pins)]
+    held += [
+        PinOwner(each.receipt, "a transfer") for each in operations if each.receipt is not None
+    ]
     arriving: list[SlotOwner] = []
     if cache.storage:
         cache.storage.check()
         arriving = cache.storage.owners()
-        held += [Held(each, "the storage tier", False) for each in cache.storage.receipts()]
+        held += [PinOwner(each, "the storage tier", False) for each in cache.storage.receipts()]
     check_integrity(cache.tree, owners, arriving, held, operations)
     if cache.recorder is not None:
         cache.recorder.check()

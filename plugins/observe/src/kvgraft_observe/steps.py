@@ -68,7 +68,7 @@ class Steps(Tracer):
         explain_every: explain the first of so many admitted requests; 0 for none. It costs the
             cache's thread about 60 µs for a prompt of 128K tokens in 30 nodes, and some ms where a
             component lacks data at every boundary.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
 
     Raises:
         ConfigError: no cache, or a negative number.

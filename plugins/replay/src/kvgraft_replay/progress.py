@@ -27,7 +27,7 @@ def shown_progress(
     Args:
         work: what is counted, such as `"requests"`.
         console: of stderr.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
     """
     if not console.is_terminal:
         yield _lines(work, console, clock)

@@ -53,7 +53,7 @@ class PageStore:
         kv: the host pool of the KV cache.
         settings: bounds.
         backend: the store, open; closed by `close`.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
 
     Attributes:
         storage: the store under supervision.

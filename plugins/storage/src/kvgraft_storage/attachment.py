@@ -10,8 +10,8 @@ from kvgraft_storage.backend import StorageBackend
 from kvgraft_storage.breaker import Access, Breaker, BreakerState
 from kvgraft_storage.calls import BackendFailure, Calls
 from kvgraft_storage.counters import Counters
+from kvgraft_storage.fair_queue import Call, FairQueue, Task, TicketCalls
 from kvgraft_storage.limits import SupervisionLimits
-from kvgraft_storage.line import Call, Flow, Line, Task
 from kvgraft_storage.status import TRANSIENT, Status
 from kvgraft_storage.ticket import Job, Phase, StorageTicket
 from kvgraft_storage.workers import Staging, WorkerPool
@@ -29,7 +29,7 @@ class Attachment:
         fingerprint: digest that data must carry.
         limits: bounds.
         counters: where to count.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
 
     Raises:
         ConfigError: the backend does not give its capabilities.
@@ -60,14 +60,14 @@ class Attachment:
         self._limits = limits
         self._counters = counters
         self._clock = clock
-        self._line = Line()
+        self._queue = FairQueue()
         self._trials: dict[Job, list[Breaker]] = {}
         self._polling = threading.Lock()
         self._entry = threading.Lock()  # nothing is queued after `detach`
         self._close_job: Job | None = None
         self._close_queued = False
         self.pool = WorkerPool(
-            self._line, self._bound, limits.n_workers, limits.max_abandoned, limits.batch_nbytes
+            self._queue, self._bound, limits.n_workers, limits.max_abandoned, limits.batch_nbytes
         )
 
     @property
@@ -81,14 +81,14 @@ class Attachment:
 
     # -- calls
 
-    def submit(self, flow: Flow) -> None:
+    def submit(self, calls: TicketCalls) -> None:
         """Queue a ticket's calls; with an open breaker they end at once with DOWN."""
         with self._entry:
-            if self.detaching is not None or not self.breakers[flow.access].lets_pass:
-                flow.give_up(Status.DOWN)
-            elif not flow.over:
-                flow.waits_until = self._clock() + self._limits.queue_timeout_s
-                self._line.put(flow)
+            if self.detaching is not None or not self.breakers[calls.access].lets_pass:
+                calls.give_up(Status.DOWN)
+            elif not calls.over:
+                calls.waits_until = self._clock() + self._limits.queue_timeout_s
+                self._queue.put(calls)
 
     def poll(self) -> None:
         """Enforce deadlines, try a backend that failed again, go on detaching."""
@@ -129,8 +129,8 @@ class Attachment:
             job.settle([Status.DOWN] * job.n_keys)
         else:
             self._carry_out(job, call, staging)
-        if job.flow is not None:
-            job.flow.waits_until = self._clock() + self._limits.queue_timeout_s
+        if job.calls is not None:
+            job.calls.waits_until = self._clock() + self._limits.queue_timeout_s
 
     def _carry_out(self, job: Job, call: Call, staging: Staging) -> None:
         try:
@@ -190,7 +190,7 @@ class Attachment:
     def _expire(self) -> None:
         now = self._clock()
         close = [] if self._close_job is None or self._close_job.settled else [self._close_job]
-        for job in {*self._line.running(), *close}:
+        for job in {*self._queue.running(), *close}:
             if job.deadline > now or job.phase is Phase.RETURNED:
                 continue
             known = job.settled
@@ -198,16 +198,16 @@ class Attachment:
                 continue  # the caller's memory is in use this moment
             if known:  # cancelled; its call hangs all the same
                 self._note_timeout(job, ())
-            self._line.done(job)
+            self._queue.done(job)
             self._leave_behind(job)
-        for flow in self._line.expired(now):
-            if flow.give_up(Status.TIMEOUT):
-                flow.ticket.error = f"{flow.verb}: {self._limits.queue_timeout_s:g} s in line"
-                self._counters.add(f"{flow.verb}.waited_too_long")
+        for calls in self._queue.expired(now):
+            if calls.give_up(Status.TIMEOUT):
+                calls.ticket.error = f"{calls.verb}: {self._limits.queue_timeout_s:g} s in line"
+                self._counters.add(f"{calls.verb}.waited_too_long")
         for access, breaker in self.breakers.items():
             if not breaker.lets_pass:
-                for flow in self._line.clear(access):
-                    flow.give_up(Status.DOWN)
+                for calls in self._queue.clear(access):
+                    calls.give_up(Status.DOWN)
 
     def _note_timeout(self, job: Job, statuses: Sequence[Status]) -> None:
         self._counters.add(f"{job.verb}.timeouts")
@@ -225,7 +225,7 @@ class Attachment:
         if job is self._close_job:
             # Calls that still run have had their time; the backend is told as soon as a worker can.
             late = Job(self.ticket(0), CLOSE, (0, 0), access=Access.WRITE)
-            self._line.put_first(late, lambda staging: self._run_close(late))
+            self._queue.put_first(late, lambda staging: self._run_close(late))
             self._let_go()
 
     def _try(self, due: list[Breaker]) -> None:
@@ -237,7 +237,7 @@ class Attachment:
         job = Job(self.ticket(0), TRIAL, (0, 0), access=Access.READ, deadline=deadline)
         self._trials[job] = due
         self._counters.add("breaker.trials")
-        self._line.put_first(job, lambda staging: self._run_trial(job))
+        self._queue.put_first(job, lambda staging: self._run_trial(job))
 
     def _end_trial(self, job: Job, *, healthy: bool) -> None:
         for breaker in self._trials.pop(job, ()):
@@ -245,14 +245,14 @@ class Attachment:
 
     def _go_on_detaching(self) -> None:
         job = self._close_job
-        if job is None or self._close_queued or job.settled or not self._line.idle:
+        if job is None or self._close_queued or job.settled or not self._queue.idle:
             return
         self._close_queued = True
-        self._line.put_first(job, lambda staging: self._run_close(job))
+        self._queue.put_first(job, lambda staging: self._run_close(job))
 
     def _let_go(self) -> None:
         self.closed = True
         for access in Access:
-            for flow in self._line.clear(access):
-                flow.give_up(Status.DOWN)
+            for calls in self._queue.clear(access):
+                calls.give_up(Status.DOWN)
         self.pool.close()

@@ -46,7 +46,7 @@ class Breaker:
         failure_limit: failing calls in a row that open it.
         cooldown_s: seconds until the first trial; doubles with each that fails.
         cooldown_limit_s: longest cooldown.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
         access: its purpose, for messages.
 
     Attributes:

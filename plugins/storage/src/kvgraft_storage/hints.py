@@ -19,7 +19,7 @@ class Hints:
     Args:
         limit: most keys it remembers; beyond it the oldest answer is dropped.
         absent_s: seconds for which a miss is remembered: another process may store the key.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
     """
 
     def __init__(self, limit: int, absent_s: float, clock: Callable[[], float]) -> None:

@@ -21,10 +21,10 @@ from kvgraft_storage.canonical import Plain
 from kvgraft_storage.completions import Completions
 from kvgraft_storage.counters import Counters
 from kvgraft_storage.events import Change, EventLog
+from kvgraft_storage.fair_queue import TicketCalls
 from kvgraft_storage.hints import Hints
 from kvgraft_storage.keys import Address, Fingerprint
 from kvgraft_storage.limits import SupervisionLimits
-from kvgraft_storage.line import Flow
 from kvgraft_storage.memory import Buffers, Memory, address_of, as_bytes, nbytes_of
 from kvgraft_storage.status import WRONG, Status
 from kvgraft_storage.ticket import Job, StorageTicket
@@ -46,7 +46,7 @@ class Storage:
         fingerprint: of the model that computes the data; data of another one is never handed out.
         backend: the first store to attach, already open.
         limits: bounds of supervision; the defaults if None.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
 
     Attributes:
         counters: numbers of keys, by verb and status.
@@ -565,7 +565,9 @@ class Storage:
             ticket.refuse(verb, Status.DOWN)
             return ticket
         call = partial(run, attachment)
-        attachment.submit(Flow(ticket, verb, access, batches, call, self._seconds(deadline_s)))
+        attachment.submit(
+            TicketCalls(ticket, verb, access, batches, call, self._seconds(deadline_s))
+        )
         return ticket
 
     def _discard(self, attachment: Attachment, keys: Sequence[bytes]) -> None:

@@ -23,7 +23,7 @@ from kvgraft_storage.breaker import Access
 from kvgraft_storage.status import Status
 
 if TYPE_CHECKING:
-    from kvgraft_storage.line import Flow
+    from kvgraft_storage.fair_queue import TicketCalls
 
 __all__ = ["Count", "Job", "Phase", "StorageTicket"]
 
@@ -52,9 +52,9 @@ class StorageTicket:
     """
 
     __slots__ = (
+        "_calls",
         "_changed",
         "_count",
-        "_flow",
         "_jobs",
         "_lent",
         "_open_jobs",
@@ -77,7 +77,7 @@ class StorageTicket:
         self._open_jobs = 0
         self._lent = 0
         self._jobs: set[Job] = set()
-        self._flow: Flow | None = None
+        self._calls: TicketCalls | None = None
         self._watched = False
         self._watcher: Callable[[StorageTicket], None] | None = None
         self._poll = poll
@@ -114,8 +114,8 @@ class StorageTicket:
 
     def _give_up(self) -> None:
         with self._changed:
-            if self._flow is not None:
-                self._flow.give_up(Status.TIMEOUT)
+            if self._calls is not None:
+                self._calls.give_up(Status.TIMEOUT)
             for job in list(self._jobs):
                 job.give_up()
 
@@ -147,14 +147,14 @@ class StorageTicket:
         """The lock under which everything about it changes."""
         return self._changed
 
-    def queue(self, flow: Flow) -> None:
-        """Its calls wait in line, as `flow`."""
-        self._flow = flow
+    def queue(self, calls: TicketCalls) -> None:
+        """They wait in line."""
+        self._calls = calls
         self._open_jobs += 1
 
     def leave(self) -> None:
         """None of its calls waits in line any more."""
-        self._flow = None
+        self._calls = None
         self._open_jobs -= 1
         self._changed.notify_all()
         self._tell_if_done()
@@ -215,7 +215,7 @@ class Job:
         verb: the operation, for the counters.
         keys: numbers of the ticket's keys, first and behind the last.
         access: whether it reads or writes.
-        flow: the flow it was cut from.
+        calls: those of its ticket, from which it was cut.
         deadline: when it ends at the latest, by the storage's clock; by default that is known when
             it calls.
 
@@ -228,9 +228,9 @@ class Job:
     __slots__ = (
         "access",
         "asks",
+        "calls",
         "deadline",
         "first",
-        "flow",
         "last",
         "lent",
         "phase",
@@ -246,13 +246,13 @@ class Job:
         keys: tuple[int, int],
         *,
         access: Access,
-        flow: Flow | None = None,
+        calls: TicketCalls | None = None,
         deadline: float = float("inf"),
     ) -> None:
         self.ticket = ticket
         self.verb = self.asks = verb
         self.access = access
-        self.flow = flow
+        self.calls = calls
         self.first, self.last = keys
         self.deadline = deadline
         self.lent = False
@@ -270,8 +270,8 @@ class Job:
     def call(self, now: float) -> bool:
         """Begin a call, and with it its deadline; false where the job is over."""
         with self.ticket._changed:
-            if self.flow is not None:
-                self.deadline = now + self.flow.deadline_s
+            if self.calls is not None:
+                self.deadline = now + self.calls.deadline_s
             return self.enter(Phase.CALLING)
 
     def enter(self, phase: Phase) -> bool:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from kvgraft_storage.backend import Value
-from kvgraft_storage.line import Call, Line, Task
+from kvgraft_storage.fair_queue import Call, FairQueue, Task
 from kvgraft_storage.memory import aligned, round_up
 from kvgraft_storage.payload import HEADER_NBYTES
 from kvgraft_storage.ticket import Job, Phase
@@ -53,10 +53,10 @@ class _Worker:
 
 
 class WorkerPool:
-    """Runs the calls of a line, on a bounded number of threads.
+    """Runs the calls of a fair queue, on a bounded number of threads.
 
     Args:
-        line: where calls wait.
+        queue: where calls wait.
         bind: returns the function that carries a call out.
         n_workers: threads that work.
         max_abandoned: threads more that may hang in a call; beyond that a hung one is not
@@ -66,13 +66,13 @@ class WorkerPool:
 
     def __init__(
         self,
-        line: Line,
+        queue: FairQueue,
         bind: Callable[[Job, Call], Task],
         n_workers: int,
         max_abandoned: int,
         staging_nbytes: int,
     ) -> None:
-        self._line = line
+        self._queue = queue
         self._bind = bind
         self._n_workers = n_workers
         self._max_abandoned = max_abandoned
@@ -119,7 +119,7 @@ class WorkerPool:
         with self._lock:
             self._closed = True
             n_working = len(self._workers)
-        self._line.let_leave(n_working)
+        self._queue.let_leave(n_working)
 
     def _start(self) -> None:
         worker = _Worker()
@@ -132,12 +132,12 @@ class WorkerPool:
 
     def _work(self, worker: _Worker) -> None:
         staging = Staging(self._staging_nbytes)
-        while (item := self._line.take(self._bind)) is not None:
+        while (item := self._queue.take(self._bind)) is not None:
             job, task = item
             worker.job = job
             task(staging)
             job.enter(Phase.RETURNED)
-            self._line.done(job)
+            self._queue.done(job)
             del item, job, task
             if not self._stays(worker):
                 return

@@ -64,7 +64,7 @@ class ValkeyBackend(StorageBackend):
     Args:
         connection: open; closed with the store.
         options: names and times.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
 
     Raises:
         OSError: the servers do not answer.

@@ -17,7 +17,7 @@ class StoreLink(NamedTuple):
         storage: the store under supervision.
         done: gets the tickets of all parts.
         address: the address of a key of vLLM.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
     """
 
     storage: Storage

@@ -48,7 +48,7 @@ class StoreTier:
         settings: bounds.
         backend: the store, open; closed by `close`.
         memory: the engine's CPU memory, chunk behind chunk.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
 
     Attributes:
         storage: the store under supervision.

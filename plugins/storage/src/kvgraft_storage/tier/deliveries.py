@@ -32,7 +32,7 @@ class Deliveries:
 
     Args:
         tree: the tree.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
         timeout_s: longest time for which data is kept for its request.
     """
 

@@ -21,7 +21,7 @@ class Slice:
     """The time of one call.
 
     Args:
-        timer: seconds that only grow.
+        timer: monotonic, in seconds.
         seconds: how many there are.
     """
 
@@ -41,7 +41,7 @@ class Pace(NamedTuple):
     """Gives out slices.
 
     Attributes:
-        timer: seconds that only grow.
+        timer: monotonic, in seconds.
         seconds: of each slice.
     """
 

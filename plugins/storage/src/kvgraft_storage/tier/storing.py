@@ -21,7 +21,7 @@ from kvgraft.types import Tier
 from kvgraft_storage import TRANSIENT, Access, BreakerState, Status, StorageTicket
 from kvgraft_storage.memory import Buffers, aligned, copy, round_up
 from kvgraft_storage.tier.context import TierContext
-from kvgraft_storage.tier.heads import Allowance, HeadsAsked, ask_for_heads
+from kvgraft_storage.tier.prefix_probe import Allowance, PrefixProbe, probe_prefix
 
 __all__ = ["Storing"]
 
@@ -71,7 +71,7 @@ class _Tail(NamedTuple):
     """
 
     nodes: list[_Waiting]
-    asked: HeadsAsked
+    asked: PrefixProbe
     resumed: Node | None = None
 
     @property
@@ -307,7 +307,7 @@ class Storing(TreeObserver):
             left -= anchor.end
             with suppress(ConfigError):  # a namespace without a name
                 yield from self.context.naming.name(anchor)
-                asked = yield from ask_for_heads(self.context, anchor, anchor.end)
+                asked = yield from probe_prefix(self.context, anchor, anchor.end)
                 if asked is not None:
                     self._tails.append(_Tail([], asked, anchor))
         self._resumed_at = self._clock() + RESUMED_S
@@ -330,7 +330,7 @@ class Storing(TreeObserver):
                     self._offer(part)
             parent = nodes[0].parts[0].parent if nodes else None
             if parent is not None:
-                asked = yield from ask_for_heads(self.context, parent, nodes[-1].node.end)
+                asked = yield from probe_prefix(self.context, parent, nodes[-1].node.end)
                 self._resumed.pop(parent, None)
                 if asked is not None:
                     self._tails.append(_Tail(nodes, asked))

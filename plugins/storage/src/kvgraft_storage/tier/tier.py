@@ -96,7 +96,7 @@ class StorageTier:
         mounted: its components.
         evictor: makes room on HOST.
         settings: policies and bounds.
-        clock: seconds that only grow.
+        clock: monotonic, in seconds.
         pace: how long one call may take of the scheduler's thread.
         requests: those that have begun and not ended.
 

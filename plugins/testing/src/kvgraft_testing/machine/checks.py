@@ -10,7 +10,7 @@ from kvgraft_testing.machine.brute_force import BruteForce, ModelComponent, Pref
 from kvgraft_testing.machine.engines import PromptedTransferEngine
 from kvgraft_testing.machine.judging import Judge
 from kvgraft_testing.machine.live import Live
-from kvgraft_testing.machine.observing import Held, Snapshot
+from kvgraft_testing.machine.observing import ComponentView, Snapshot
 from kvgraft_testing.machine.payloads import Payloads
 from kvgraft_testing.machine.predicting import Adopted
 
@@ -69,7 +69,9 @@ class Gains:
                 if unasked:
                     judge.fail("B3", name, f"gained {unasked} on host, where no copy had ended")
 
-    def _check_moves(self, judge: Judge, name: str, old: Held, held: Held) -> None:
+    def _check_moves(
+        self, judge: Judge, name: str, old: ComponentView, held: ComponentView
+    ) -> None:
         for tier, now, then, pinned in (
             ("device", held.device, old.device, old.device_pinned),
             ("host", held.host, old.host, old.host_pinned),
@@ -88,7 +90,11 @@ class Gains:
                 )
 
     def _check_adopted(
-        self, judge: Judge, name: str, held: Held, mine: dict[Prefix, tuple[int, ...] | None]
+        self,
+        judge: Judge,
+        name: str,
+        held: ComponentView,
+        mine: dict[Prefix, tuple[int, ...] | None],
     ) -> None:
         for page, slots in mine.items():
             if page not in held.device:
@@ -118,7 +124,7 @@ def check_hits(judge: Judge, before: Snapshot, after: Snapshot) -> None:
 
 
 def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_closed: bool) -> None:
-    """Held data implies the data it depends on (T4, T5, B1)."""
+    """Data that is there implies the data it depends on (T4, T5, B1)."""
     for component in model.components:
         held = after.held[component.name]
         for wider in model.depends_on(component):

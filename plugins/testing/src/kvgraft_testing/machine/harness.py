@@ -27,7 +27,6 @@ from kvgraft_testing.machine.keeping import HINTS
 from kvgraft_testing.machine.keys import Keys
 from kvgraft_testing.machine.leases import Leases
 from kvgraft_testing.machine.legality import Pressure
-from kvgraft_testing.machine.line import Line
 from kvgraft_testing.machine.live import Live
 from kvgraft_testing.machine.observing import Snapshot
 from kvgraft_testing.machine.pins import Pinning
@@ -38,6 +37,7 @@ from kvgraft_testing.machine.sharing import Sharing
 from kvgraft_testing.machine.sizes import Sizes
 from kvgraft_testing.machine.steps import Steps
 from kvgraft_testing.machine.trace import demanded, shown
+from kvgraft_testing.machine.waiting_line import WaitingLine
 
 __all__ = ["Harness"]
 
@@ -520,7 +520,7 @@ class Harness:
         Those that are admitted end at once, so that more of them fit than the large one lets pass
         (A13).
         """
-        line = Line(self.cache, self.judge, self.bench.read_clock)
+        line = WaitingLine(self.cache, self.judge, self.bench.read_clock)
         self.bench.trace.call(
             f"wait in line: {shown(tokens)} with reserve {large}, and {small} times with reserve 0"
         )

@@ -18,7 +18,7 @@ from kvgraft.tree.tenants import TenantLedger
 from kvgraft.types import Tier
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 
-__all__ = ["NOBODY", "Books", "Held", "NodeView", "Share", "Snapshot", "observe"]
+__all__ = ["NOBODY", "Books", "ComponentView", "NodeView", "Share", "Snapshot", "observe"]
 
 
 class _Nobody(NamedTuple):
@@ -86,7 +86,7 @@ class NodeView(NamedTuple):
 
 
 @dataclass
-class Held:
+class ComponentView:
     """One component's data, page by page; a state by the last page before its boundary.
 
     Attributes:
@@ -123,7 +123,7 @@ class Snapshot:
         tenant: the tenant of a namespace, by its place in `shares`.
     """
 
-    held: dict[str, Held]
+    held: dict[str, ComponentView]
     nodes: list[NodeView]
     books: dict[tuple[str, str], Books]
     shares: dict[tuple[str, str], tuple[Share, ...]] = field(default_factory=dict)
@@ -181,7 +181,7 @@ class Snapshot:
             return (gone.get(page[0], page[0]), page[1])
 
         held = {
-            each: Held(
+            each: ComponentView(
                 {name(page): slots for page, slots in held.device.items()},
                 {name(page): slots for page, slots in held.host.items()},
                 set(map(name, held.arriving)),
@@ -253,7 +253,7 @@ def observe(cache: Cache, model: BruteForce) -> Snapshot:
     tree_components = {
         tree_component.name: tree_component for tree_component in cache.tree.components
     }
-    held = {component.name: Held() for component in model.components}
+    held = {component.name: ComponentView() for component in model.components}
     nodes = []
     places = {
         component.name: {id(node): at for at, (_, node) in enumerate(component.clean)}

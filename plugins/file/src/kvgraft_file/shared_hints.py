@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from kvgraft.files import has_name, open_regular
 
-__all__ = ["NAME", "Uses"]
+__all__ = ["NAME", "SharedHints"]
 
 NAME = "kvgraft.uses"
 N_STAMPS = 1 << 16
@@ -43,7 +43,7 @@ _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
 
 
-class Uses:
+class SharedHints:
     """The hints, read and written in place; a file that cannot be used has none.
 
     Args:

@@ -22,7 +22,7 @@ from kvgraft_storage.ticket import Job, StorageTicket
 if TYPE_CHECKING:
     from kvgraft_storage.workers import Staging
 
-__all__ = ["Call", "Flow", "Line", "Task"]
+__all__ = ["Call", "FairQueue", "Task", "TicketCalls"]
 
 Call = Callable[[Job, "Staging"], "list[Status] | None"]
 """Carries out a job's keys; None if the job was over before."""
@@ -31,7 +31,7 @@ Task = Callable[["Staging"], None]
 """Carries out one job; must not raise."""
 
 
-class Flow:
+class TicketCalls:
     """The calls of one ticket, in the order of its keys.
 
     Args:
@@ -87,7 +87,7 @@ class Flow:
         with self.ticket.changing():
             if self._next is None or self.ticket.cancelled:
                 return None
-            job = Job(self.ticket, self.verb, self._next, access=self.access, flow=self)
+            job = Job(self.ticket, self.verb, self._next, access=self.access, calls=self)
             self._next = next(self._batches, None)
             if self._next is None:
                 self.ticket.leave()
@@ -103,13 +103,13 @@ class Flow:
             return True
 
 
-class Line:
+class FairQueue:
     """The queue from which workers take calls; thread-safe."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._first: deque[tuple[Job, Task]] = deque()
-        self._flows: dict[Access, deque[Flow]] = {access: deque() for access in Access}
+        self._waiting: dict[Access, deque[TicketCalls]] = {access: deque() for access in Access}
         self._turn: deque[Access] = deque(Access)
         self._running: set[Job] = set()
         self._n_leaving = 0
@@ -119,18 +119,18 @@ class Line:
     def idle(self) -> bool:
         """Whether nothing waits and nothing runs."""
         with self._changed:
-            return not (self._first or self._running or any(self._flows.values()))
+            return not (self._first or self._running or any(self._waiting.values()))
 
     def running(self) -> list[Job]:
         """The jobs that workers run now and the one that goes first."""
         with self._changed:
             return [*self._running, *(job for job, _ in self._first)]
 
-    def put(self, flow: Flow) -> None:
+    def put(self, calls: TicketCalls) -> None:
         """Queue a ticket's calls; never blocks."""
         with self._changed:
-            self._flows[flow.access].append(flow)
-            self._look_at = min(self._look_at, flow.waits_until)
+            self._waiting[calls.access].append(calls)
+            self._look_at = min(self._look_at, calls.waits_until)
             self._changed.notify()
 
     def put_first(self, job: Job, task: Task) -> None:
@@ -147,11 +147,11 @@ class Line:
                     job, task = self._first.popleft()
                     self._running.add(job)
                     return job, task
-                flow_job = self._next()
-                if flow_job is not None:
-                    flow, job = flow_job
+                calls_and_job = self._next()
+                if calls_and_job is not None:
+                    calls, job = calls_and_job
                     self._running.add(job)
-                    return job, bind(job, flow.call)
+                    return job, bind(job, calls.call)
                 if self._n_leaving:
                     self._n_leaving -= 1
                     return None
@@ -169,43 +169,43 @@ class Line:
             self._n_leaving += n_workers
             self._changed.notify_all()
 
-    def expired(self, now: float) -> list[Flow]:
-        """Take out flows that waited too long without any call served."""
+    def expired(self, now: float) -> list[TicketCalls]:
+        """Take out tickets that waited too long without any call served."""
         if now < self._look_at:
             return []
         with self._changed:
             found = []
-            served = {job.flow for job in self._running}
+            served = {job.calls for job in self._running}
             self._look_at = float("inf")
-            for access, flows in self._flows.items():
-                late = {each for each in flows if each.waits_until <= now} - served
+            for access, waiting in self._waiting.items():
+                late = {each for each in waiting if each.waits_until <= now} - served
                 if late:
-                    found += [each for each in flows if each in late]
-                    self._flows[access] = deque(each for each in flows if each not in late)
-                for flow in self._flows[access]:
-                    self._look_at = min(self._look_at, flow.waits_until)
+                    found += [each for each in waiting if each in late]
+                    self._waiting[access] = deque(each for each in waiting if each not in late)
+                for calls in self._waiting[access]:
+                    self._look_at = min(self._look_at, calls.waits_until)
             return found
 
-    def clear(self, access: Access) -> list[Flow]:
+    def clear(self, access: Access) -> list[TicketCalls]:
         """Take out everything of one kind that waits."""
-        if not self._flows[access]:
+        if not self._waiting[access]:
             return []
         with self._changed:
-            found = list(self._flows[access])
-            self._flows[access].clear()
+            found = list(self._waiting[access])
+            self._waiting[access].clear()
             return found
 
-    def _next(self) -> tuple[Flow, Job] | None:
+    def _next(self) -> tuple[TicketCalls, Job] | None:
         """The kind whose turn it is, of that the ticket whose turn it is."""
         for _ in range(len(self._turn)):
-            flows = self._flows[self._turn[0]]
+            waiting = self._waiting[self._turn[0]]
             self._turn.rotate(-1)
-            while flows:
-                flow = flows.popleft()
-                job = flow.take()
+            while waiting:
+                calls = waiting.popleft()
+                job = calls.take()
                 if job is not None:
-                    if not flow.over:
-                        flows.append(flow)
+                    if not calls.over:
+                        waiting.append(calls)
                         self._changed.notify()  # another worker takes its next call meanwhile
-                    return flow, job
+                    return calls, job
         return None

@@ -11,7 +11,7 @@ from kvgraft.cache import Cache
 from kvgraft.tree.keys import TokenKey
 from kvgraft_testing.machine.judging import Judge
 
-__all__ = ["Line"]
+__all__ = ["WaitingLine"]
 
 LOOKAHEAD = 3
 MAX_OVERTAKEN = 2
@@ -27,7 +27,7 @@ class _Waiting:
     overtaken: int = 0
 
 
-class Line:
+class WaitingLine:
     """The core's queue of waiting requests beside a plain list of them.
 
     Args:

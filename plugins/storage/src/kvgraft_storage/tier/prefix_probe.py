@@ -19,7 +19,7 @@ from kvgraft_storage import Status, StorageTicket
 from kvgraft_storage.tier.context import TierContext
 from kvgraft_storage.tier.naming import Asked, Together, labels
 
-__all__ = ["WRITTEN_OVER_OFFERED", "Allowance", "HeadsAsked", "Missing", "ask_for_heads"]
+__all__ = ["WRITTEN_OVER_OFFERED", "Allowance", "Missing", "PrefixProbe", "probe_prefix"]
 
 WRITTEN_OVER_OFFERED = 1.25
 """Most bytes written over the bytes offered, where heads are stored again."""
@@ -60,7 +60,7 @@ class Missing(NamedTuple):
     nbytes: int
 
 
-class HeadsAsked(NamedTuple):
+class PrefixProbe(NamedTuple):
     """A question to the store for the pages before a tail.
 
     Attributes:
@@ -127,9 +127,9 @@ class HeadsAsked(NamedTuple):
         return found
 
 
-def ask_for_heads(
+def probe_prefix(
     context: TierContext, parent: Node, boundary: int
-) -> Generator[None, None, HeadsAsked | None]:
+) -> Generator[None, None, PrefixProbe | None]:
     """Ask the store for the pages up to a node's end that its components need at a boundary.
 
     Data on its way to the store counts as there.
@@ -171,7 +171,7 @@ def ask_for_heads(
     if not asked:
         return None
     ticket = context.client.exists(Together(asked), context.deadline_s)
-    return HeadsAsked(ticket, parent.end, pieces)
+    return PrefixProbe(ticket, parent.end, pieces)
 
 
 def _path(node: Node) -> Generator[None, None, list[Node]]:
