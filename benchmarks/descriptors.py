@@ -1,6 +1,6 @@
 """The scheduler's share of a copy: processor time per page and plane, and Python calls.
 
-A transfer of scattered pages through the engine of devices, on a simulated device that is told of
+A transfer of scattered pages through the engine of devices, on a simulated device that is given
 every copy and runs none: pairing the planes, making arrays of addresses and sizes, choosing the
 way of each piece. Beside it the CPU engine, whose worker moves the rows itself. The bar is 1 µs per
 page and plane. Calls do not grow with the pages where nothing is done in Python for each piece.
@@ -52,7 +52,7 @@ def nowhere(fragments: Fragments, stream: torch.Stream) -> None:
 
 
 class ToldDevice(SimulatedDevice):
-    """Is told of copies as an accelerator is, and runs none."""
+    """Is given copies as an accelerator is, and runs none."""
 
     ways = Ways(nowhere, nowhere)
 

@@ -177,7 +177,7 @@ def test_a_cancelled_wait_changes_nothing(cache: Cache, engine: SteppedTransferE
     run(main(), Hurried())
 
 
-def test_a_copy_that_does_not_end_is_told_and_may_be_awaited_again(
+def test_a_copy_that_does_not_end_is_reported_and_may_be_awaited_again(
     cache: Cache, engine: SteppedTransferEngine
 ) -> None:
     async def main() -> None:

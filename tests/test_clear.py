@@ -214,7 +214,7 @@ def test_transfers_in_flight_end_first() -> None:
         cache.check_integrity()
 
 
-def test_readers_of_events_are_told_at_once_also_of_held_data() -> None:
+def test_readers_of_events_are_notified_at_once_also_of_held_data() -> None:
     residency = Residency()
     with opened() as cache:
         server, stream = Server(cache), cache.events()

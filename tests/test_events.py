@@ -30,7 +30,7 @@ PROMPT = list(range(100, 133))
 
 
 def now(cache: Cache) -> Residency:
-    """The residency now, as a reader who begins is told it."""
+    """The residency now, as a reader who begins gets it."""
     residency, stream = Residency(), cache.events()
     residency.apply(stream.take())
     stream.close()
@@ -185,7 +185,7 @@ def listens(cache: Cache) -> bool:
     return bool(cache.tree.observers)
 
 
-def test_nobody_is_told_once_all_streams_are_closed() -> None:
+def test_nobody_is_notified_once_all_streams_are_closed() -> None:
     with installed("full").open() as cache:
         streams = [cache.events(), cache.events()]
         assert listens(cache)

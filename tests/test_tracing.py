@@ -53,7 +53,7 @@ class Diary(Tracer):
 
 
 @pytest.mark.parametrize("guard", [GuardMode.OFF, GuardMode.ON])
-def test_a_life_is_told_step_by_step(guard: GuardMode) -> None:
+def test_a_life_is_reported_step_by_step(guard: GuardMode) -> None:
     with installed("full").open(device_tokens=48, host_tokens=64, guard=guard) as cache:
         diary, server = Diary(), Server(cache)
         server.serve(PROMPT[:20])
@@ -98,7 +98,7 @@ def test_a_deferred_request_and_one_whose_load_back_has_nothing_to_do() -> None:
         assert told == [("decided", True), ("decided", False)]
 
 
-def test_a_prefetch_is_told_and_polled_for() -> None:
+def test_a_prefetch_is_reported_and_polled_for() -> None:
     setup = installed("full")
     shelf = stocked(setup, PROMPT)
     given = settings(prefetch=PrefetchPolicy.WAIT_COMPLETE)
@@ -132,7 +132,7 @@ def test_a_tracer_that_raises_is_let_go_and_the_others_go_on(
         cache.check_integrity()
 
 
-def test_a_tracer_that_is_added_twice_is_told_once_and_what_is_none_is_refused() -> None:
+def test_a_tracer_that_is_added_twice_is_notified_once_and_what_is_none_is_refused() -> None:
     diary = Diary()
     with installed("full").open() as cache:
         cache.add_tracer(diary)
@@ -144,7 +144,7 @@ def test_a_tracer_that_is_added_twice_is_told_once_and_what_is_none_is_refused()
             cache.add_tracer([])  # type: ignore[arg-type]
 
 
-def test_a_tracer_may_ask_why_while_it_is_told() -> None:
+def test_a_tracer_may_ask_why_while_it_is_notified() -> None:
     reasons: list[str] = []
 
     class Asking(Tracer):

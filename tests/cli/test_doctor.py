@@ -16,7 +16,7 @@ from ..commands import KVGRAFT, run_forked
 from ..registry.distributions import Shelf
 
 
-def test_the_installation_is_told_in_one_page() -> None:
+def test_the_installation_is_reported_in_one_page() -> None:
     done = run_forked(KVGRAFT, "doctor", "--json")
     report = json.loads(done.stdout)
     assert report["versions"]["kvgraft"] == kvgraft.__version__
@@ -40,7 +40,7 @@ def test_the_table_says_the_same() -> None:
         assert all(name in table for name in rows)
 
 
-def test_a_store_that_cannot_be_reached_is_told_and_the_status_is_1(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_reached_is_reported_and_the_status_is_1(tmp_path: Path) -> None:
     there, missing = tmp_path / "store", tmp_path / "none"
     there.mkdir()
     FileBackend(there, FileOptions()).close()
@@ -62,7 +62,7 @@ def test_a_long_reason_does_not_widen_the_table(tmp_path: Path) -> None:
     assert max(map(len, done.stdout.splitlines())) < len(url) + 120
 
 
-def test_a_broken_package_is_told_and_the_status_is_1(tmp_path: Path) -> None:
+def test_a_broken_package_is_reported_and_the_status_is_1(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path)
     shelf.put("kvgraft-broken", "import nowhere_at_all", name="broken")
     done = shelf.run(KVGRAFT, "doctor", "--json")

@@ -77,7 +77,7 @@ def written(content: object) -> bytes:
         written({"key": KEY, "sizes": {**FOUND._asdict(), "ring_nbytes": "much"}}),
     ],
 )
-def test_a_bad_file_is_told_in_one_line_and_written_again(
+def test_a_bad_file_is_reported_in_one_line_and_written_again(
     content: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     kept(tmp_path, KEY, Measure())
@@ -94,7 +94,7 @@ def test_a_bad_file_is_told_in_one_line_and_written_again(
     assert measure.n == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told_and_measured_each_time(
+def test_a_folder_that_cannot_be_written_is_reported_and_measured_each_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").write_text("")

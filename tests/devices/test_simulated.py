@@ -118,7 +118,7 @@ def test_an_event_that_was_recorded_too_early_orders_nothing(device: SimulatedDe
         device.finish()
 
 
-def test_the_host_is_told_when_it_touches_a_slab_too_early(device: SimulatedDevice) -> None:
+def test_the_host_is_notified_when_it_touches_a_slab_too_early(device: SimulatedDevice) -> None:
     rows, locked, side = plane(device), slab(device), device.stream(Purpose.BACKUP)
     (event,) = side.copy([[copied(rows, locked)]])
     event.wait()

@@ -22,7 +22,7 @@ def observed(limit: int = 1000) -> tuple[Scene, Any]:
 
 
 @breaks("V1", "base")
-def data_that_is_told_of_twice(put: Patch) -> None:
+def data_that_is_reported_twice(put: Patch) -> None:
     arrived = Recorder.arrived
 
     def twice(self: Recorder, *given: Any) -> None:
@@ -36,7 +36,7 @@ def data_that_is_told_of_twice(put: Patch) -> None:
 
 
 @breaks("V2", "base")
-def evictions_that_are_not_told_of(put: Patch) -> None:
+def evictions_that_are_not_reported(put: Patch) -> None:
     scene, _ = observed()
     put.setattr(Recorder, "leaving", lambda self, *given: None)
     scene.cache.evict("base", 1)

@@ -243,19 +243,19 @@ def a_load_back_that_names_another_layer(put: Patch) -> None:
 
 @breaks("R2", "base")
 def a_transfer_both_committed_and_aborted(put: Patch) -> None:
-    commit = journal._tell_committed
+    commit = journal._notify_committed
 
     def both(queries: Any) -> None:
         commit(queries)
-        journal._tell_aborted(queries)
+        journal._notify_aborted(queries)
 
-    put.setattr(journal, "_tell_committed", both)
+    put.setattr(journal, "_notify_committed", both)
     Scene(host_tokens=64).cached(PROMPT)
 
 
 @breaks("R2", "base")
 def transfers_that_no_component_hears_the_end_of(put: Patch) -> None:
-    put.setattr(journal, "_tell_committed", lambda queries: None)
+    put.setattr(journal, "_notify_committed", lambda queries: None)
     scene = Scene(host_tokens=64)
     scene.cached(PROMPT)
     scene.close()

@@ -1,4 +1,4 @@
-"""An error is told once, as it was first: the core's, a violation, or the guard's own failure."""
+"""An error is reported once, as it was first: the core's, a violation, or the guard's failure."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_the_rules_of_a_failure_break_it_again() -> None:
         getattr(state, last.name)(**last.drawn)
 
 
-def test_a_scene_is_told_as_the_calls_it_made() -> None:
+def test_a_scene_is_reported_as_the_calls_it_made() -> None:
     drawn = {"page_size": 1, "device": 12, "host": 14, "load": None, "cut_tokens": 0}
     rules = [
         Rule("open", {**drawn, "policy": WritePolicy.WRITE_THROUGH}, 0),

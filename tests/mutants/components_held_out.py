@@ -373,7 +373,7 @@ def _() -> Package:
     return paged(hooks=copies(build))
 
 
-@mutant("a commit frees the HOST slots it was told of", "B3", "T9", "R2", "T8")
+@mutant("a commit frees the HOST slots it was notified of", "B3", "T9", "R2", "T8")
 def _() -> Package:
     def commit(component: Component, query: TransferQuery) -> None:
         if query.direction is Direction.LOAD_BACK and component.host is not None:

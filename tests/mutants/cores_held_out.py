@@ -651,20 +651,20 @@ change(
     "if False:\n",
 )
 change(
-    "an aborted transfer's component is not told",
+    "an aborted transfer's component is not notified",
     "builder",
     "R2",
-    journal._tell_aborted,
+    journal._notify_aborted,
     "if mounted.transfer_hooks is not None:",
     "if False:",
 )
 change(
-    "a commit is told twice",
+    "a commit is reported twice",
     "builder",
     "R2 B3 R7",
     Journal.acknowledge,
     "counters.completed += 1\n",
-    "counters.completed += 1; _tell_committed(transfer.queries)\n",
+    "counters.completed += 1; _notify_committed(transfer.queries)\n",
 )
 change(
     "room for a load-back is made a page too large",

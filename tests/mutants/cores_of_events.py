@@ -16,7 +16,7 @@ __all__: list[str] = []
 
 
 @mutant("everything", "V2", "V1")
-def an_eviction_is_not_told(patch: Patch) -> None:
+def an_eviction_is_not_reported(patch: Patch) -> None:
     leaving = Recorder.leaving
 
     def quiet(
@@ -29,7 +29,7 @@ def an_eviction_is_not_told(patch: Patch) -> None:
 
 
 @mutant("everything+window", "V1")
-def an_arrival_is_told_twice(patch: Patch) -> None:
+def an_arrival_is_reported_twice(patch: Patch) -> None:
     arrived = Recorder.arrived
 
     def twice(self: Recorder, *given: Any) -> None:
@@ -61,7 +61,7 @@ def data_leaves_the_wrong_tier(patch: Patch) -> None:
 
 
 @mutant("everything", "V2", "V1")
-def namespaces_are_told_as_one(patch: Patch) -> None:
+def namespaces_are_reported_as_one(patch: Patch) -> None:
     patch.setattr("kvgraft_observe.events.recording.Run", lambda _, *given: Run(None, *given))
 
 
@@ -78,7 +78,7 @@ def a_split_leaves_the_pages_with_the_wrong_part(patch: Patch) -> None:
 
 
 @mutant("everything+state", "V1", "V2")
-def a_state_is_told_for_all_pages_of_its_node(patch: Patch) -> None:
+def a_state_is_reported_for_all_pages_of_its_node(patch: Patch) -> None:
     part = Pages.part
 
     def whole(self: Pages, start: int, end: int) -> Pages:
@@ -97,7 +97,7 @@ def an_observer_that_raises_takes_the_cache_down(patch: Patch) -> None:
 
 
 @mutant("everything", "V2", "V1", "V3")
-def a_reader_that_lags_is_not_told_of_its_loss(patch: Patch) -> None:
+def a_reader_that_lags_is_not_notified_of_its_loss(patch: Patch) -> None:
     def add(self: EventStream, event: Any) -> None:
         if not self._begins and len(self._events) < self.limit:
             self._events.append(event)

@@ -65,7 +65,7 @@ def cleared_data_stays_when_it_is_let_go_of(patch: Patch) -> None:
 
 
 @mutant("everything", "V1", "V2")
-def readers_are_not_told_of_clearing(patch: Patch) -> None:
+def readers_are_not_notified_of_clearing(patch: Patch) -> None:
     patch.setattr(Recorder, "cleared", lambda self, roots: None)
 
 

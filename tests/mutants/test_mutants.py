@@ -28,7 +28,7 @@ QUICK = (
     "pages_are_published_after_they_went",
     "points_are_counted_twice_in_the_demand",
     "left_behind_data_goes_last",
-    "an_arrival_is_told_twice",
+    "an_arrival_is_reported_twice",
     "an_observer_that_raises_takes_the_cache_down",
     "a_request_waits_for_pages_without_end",
     "a_request_that_was_deferred_is_not_matched_again",

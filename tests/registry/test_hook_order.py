@@ -1,4 +1,4 @@
-"""When components are told of pins."""
+"""When components are notified of pins."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Deaf(Listening):
         return super().capabilities._replace(touch=False)
 
 
-def test_a_store_that_gains_nothing_by_it_is_not_told() -> None:
+def test_a_store_that_gains_nothing_by_it_is_not_notified() -> None:
     shelf = Deaf()
     server = served_twice(shelf, FULL)
     assert not shelf.touched
@@ -118,7 +118,7 @@ def test_a_store_that_gains_nothing_by_it_is_not_told() -> None:
     server.cache.close()
 
 
-def test_another_store_is_not_told_of_uses_of_the_last_one() -> None:
+def test_another_store_is_not_notified_of_uses_of_the_last_one() -> None:
     shelf = Listening()
     server = opened(FULL, shelf)
     server.serve(PROMPT)

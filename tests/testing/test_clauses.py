@@ -267,7 +267,7 @@ def test_a_module_that_imports_torch_is_named(
     assert result.evidence.endswith("kvgraft_thrown.py, line 1: import torch")
 
 
-def test_wrong_bytes_are_told_in_words() -> None:
+def test_wrong_bytes_are_reported_in_words() -> None:
     class Forgetting(DevicePool):
         """A copied state lacks its last plane."""
 

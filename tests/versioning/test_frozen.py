@@ -138,7 +138,7 @@ def _serve_evict_load_back(cache: Cache) -> None:
 
 
 @pytest.mark.usefixtures("frozen_1_0")
-def test_a_component_written_for_1_0_is_told_when_a_copy_fails() -> None:
+def test_a_component_written_for_1_0_is_notified_when_a_copy_fails() -> None:
     """Its `abort_hicache_transfers` runs, and the cache goes on."""
     from kvgraft import CacheConfig
     from kvgraft_testing.stepped import SteppedTransferEngine

@@ -200,7 +200,7 @@ class Cache(Serving):
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
         self.expect_open()
         if self.tracers is not None:
-            self.tracers.tell("beginning", key)
+            self.tracers.notify("beginning", key)
         request = Request(key, prompt, prompt + reserve, chunk, self.mark)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
@@ -434,7 +434,7 @@ class Cache(Serving):
         if self.recorder is not None:
             self.recorder.deliver()
         if self.tracers is not None:
-            self.tracers.tell("polled")
+            self.tracers.notify("polled")
         return ended
 
     def drain(self) -> bool:
@@ -447,7 +447,7 @@ class Cache(Serving):
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended
         self.evictor.sweeper.finish()
         if self.tracers is not None:
-            self.tracers.tell("polled")
+            self.tracers.notify("polled")
         return ended
 
     async def ready(self, awaited: Request | Prefetch) -> None:
@@ -709,8 +709,8 @@ class Cache(Serving):
     def _use_tracers(self, tracers: Tracers) -> None:
         self.tracers = tracers if tracers else None
         if self.tier is not None:
-            tell = partial(tracers.tell, "prefetching")
-            self.tier.on_prefetch = tell if tracers else None
+            notify = partial(tracers.notify, "prefetching")
+            self.tier.on_prefetch = notify if tracers else None
 
     def _open_stream(
         self, limit: int, observer: Callable[[list[Any]], object] | None

@@ -148,7 +148,7 @@ class Arenas(Protocol):
 
     Attributes:
         by_tier: the arena of each tier that has one.
-        mover: moves slots; its `told` is called with each move, for those that check it.
+        mover: moves slots; its `on_move` is called with each move, for those that check it.
         balances: what decides where boundaries move.
     """
 

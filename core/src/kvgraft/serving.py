@@ -69,7 +69,7 @@ class Serving:
         mark: known to the cache and its requests, and to no other's.
         running: requests that are admitted, by the `id()` of their key.
         tier: the storage tier; None without one.
-        tracers: are told of every step; None if there are none.
+        tracers: are notified of every step; None if there are none.
         recorder: makes events; None while nobody reads any.
     """
 
@@ -173,7 +173,7 @@ class Serving:
             request.fetched = Span(prefetch.anchor_tokens // size, prefetch.tokens // size)
         self.requests[id(request)] = request
         if self.tracers is not None:
-            self.tracers.tell("begun", request)
+            self.tracers.notify("begun", request)
 
     def admit(self, request: Request | Any) -> Decision:
         """Promise the request its slots, or say which pool is short (A1 to A13).
@@ -232,7 +232,7 @@ class Serving:
             decision = decision._replace(waits_for=self._waits_for(request))
         self._take_back(gave)
         if self.tracers is not None:
-            self.tracers.tell("decided", request, decision)
+            self.tracers.notify("decided", request, decision)
         return decision
 
     def load_back(self, request: Request | Any, fence: Fence | None = None) -> list[Transfer]:
@@ -249,7 +249,7 @@ class Serving:
             return request.waits
         waits = self.load_backs.start(request, fence)
         if self.tracers is not None and waits:
-            self.tracers.tell("loading", request)
+            self.tracers.notify("loading", request)
         return waits
 
     def restart(self, request: Request | Any) -> None:
@@ -271,7 +271,7 @@ class Serving:
         if request.load_failed:
             limit = min(limit, request.device_tokens // self.tree.page_size)
         if self.tracers is not None:
-            self.tracers.tell("beginning", request.key)
+            self.tracers.notify("beginning", request.key)
         held, parts, prompt = request.receipt, request.components, request.prompt
         computed = request.computed
         request.prompt = max(prompt, request.key.n_tokens)
@@ -293,7 +293,7 @@ class Serving:
         self._give_up(parts)
         self.leases.unpin(held)
         if self.tracers is not None:
-            self.tracers.tell("begun", request)
+            self.tracers.notify("begun", request)
 
     def next_chunk(self, request: Request | Any, limit: int | Any = None) -> int:
         """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
@@ -399,7 +399,7 @@ class Serving:
         n_pages = self.publisher.finish(request, fence) if self._may_share(request) else 0
         self._end(request)
         if self.tracers is not None:
-            self.tracers.tell("finished", request)
+            self.tracers.notify("finished", request)
         return n_pages * self.tree.page_size
 
     def abort(self, request: Request | Any) -> None:
@@ -409,7 +409,7 @@ class Serving:
             raise LeaseError("request is closed; it was finished or aborted before")
         self._end(request)
         if self.tracers is not None:
-            self.tracers.tell("aborted", request)
+            self.tracers.notify("aborted", request)
 
     def expect_own(self, given: Any) -> Request:
         """Refuse other objects than requests, and other caches' requests that have not ended."""

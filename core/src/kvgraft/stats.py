@@ -203,7 +203,7 @@ class StorageStats(NamedTuple):
         prefetches: prefetches by event, and the tokens they brought.
         in_vain: why prefetches brought nothing, and how often.
         stores: nodes and slots sent to the store, by event.
-        touches: uses that the store was told of, by event.
+        touches: uses that the store was notified of, by event.
         keys: keys asked of the store, by verb and status.
         prefetches_in_flight: prefetches under way.
         stores_in_flight: nodes on their way to the store, or waiting for it.

@@ -1,4 +1,4 @@
-"""Tracers are told of the steps of requests' lives, as the engine's calls take them.
+"""Tracers are notified of the steps of requests' lives, as the engine's calls take them.
 
 Events tell where data is; tracers are for durations and spans, and for the reasons of one request.
 """
@@ -26,7 +26,7 @@ class Tracer:
 
     The cache's thread calls it inside the engine's calls, so it must be quick. Of the cache it may
     call `explain` and `stats` alone. If it raises, the error is logged, the engine's call goes on,
-    and it is told nothing more.
+    and it gets no more calls.
     """
 
     def beginning(self, key: TokenKey) -> None:
@@ -81,7 +81,7 @@ class Tracers:
         """Tell it nothing more."""
         self._tracers = tuple([each for each in self._tracers if each is not tracer])
 
-    def tell(self, step: str, *about: object) -> None:
+    def notify(self, step: str, *about: object) -> None:
         """Tell all of them of a step, a method of `Tracer`; one that raises is let go."""
         for tracer in self._tracers:
             try:
@@ -89,4 +89,4 @@ class Tracers:
             except Exception as error:  # noqa: BLE001 - it costs the cache nothing, as in V3
                 self.remove(tracer)
                 said = f"{type(error).__name__}: {' '.join(str(error).split())}"
-                logger.warning("tracer %r raised and is told no more: %s", tracer, said)
+                logger.warning("tracer %r raised and gets no more calls: %s", tracer, said)

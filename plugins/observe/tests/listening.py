@@ -1,4 +1,4 @@
-"""A subscriber in the tests' own process, and requests whose events it is told."""
+"""A subscriber in the tests' own process, and requests whose events it gets."""
 
 from __future__ import annotations
 

@@ -155,7 +155,7 @@ def test_events_are_vllms_field_by_field(
     assert removed["block_hashes"] in [each["block_hashes"] for each in states]
 
 
-def test_only_named_components_are_told_of(
+def test_only_named_components_are_reported(
     cache: Cache, place: str, listen: Callable[[KvEventPublisher], Listener]
 ) -> None:
     addresses: dict[str, Any] = {"bind": f"{place}/live", "replay": f"{place}/replay"}
@@ -166,7 +166,7 @@ def test_only_named_components_are_told_of(
     assert {each["group_idx"] for each in told[1:]} == {1}
 
 
-def test_batches_that_are_not_kept_any_more_are_told_anew(
+def test_batches_that_are_not_kept_any_more_are_reported_anew(
     cache: Cache, place: str, listen: Callable[[KvEventPublisher], Listener]
 ) -> None:
     addresses: dict[str, Any] = {"bind": f"{place}/live", "replay": f"{place}/replay"}

@@ -101,7 +101,7 @@ def test_saved_computed_and_unserved_tokens_are_the_input(crowded: ReplayResult)
     assert crowded["served"] + crowded["rejections"] == crowded["requests"]
 
 
-def test_tokens_computed_again_after_a_retraction_are_told(crowded: ReplayResult) -> None:
+def test_tokens_computed_again_after_a_retraction_are_reported(crowded: ReplayResult) -> None:
     assert crowded["retractions"] > 0
     assert crowded["recomputed_tokens"] > 0
 
@@ -157,7 +157,7 @@ def test_a_limit_too_small_for_whole_sessions_cuts_all_users_alike_and_says_so()
 
 
 @pytest.mark.parametrize(("users", "limit", "idle"), [(5, 3, 2), (9, None, 3), (8, 24, 2)])
-def test_users_without_a_session_are_told(users: int, limit: int | None, idle: int) -> None:
+def test_users_without_a_session_are_reported(users: int, limit: int | None, idle: int) -> None:
     notices = closed(users=users, limit=limit)["notices"]
     assert any(notice.startswith(f"{idle} of {users} users have no session") for notice in notices)
 

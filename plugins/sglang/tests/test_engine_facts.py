@@ -63,7 +63,7 @@ def server(model: Path, **changes: Any) -> Record:
     return Record(model_path=str(model), revision=None, **{"quantization": None, **changes})
 
 
-def test_ranks_and_weights_are_told() -> None:
+def test_ranks_and_weights_are_reported() -> None:
     engine = describe(None, weights="abc")
     assert engine.ranks["tp"] == (1, 2)
     assert engine.weights == "abc"

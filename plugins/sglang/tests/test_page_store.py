@@ -165,7 +165,7 @@ def test_a_hybrid_prefix_is_as_long_as_its_states_reach() -> None:
     assert store.find_restorable(KEYS, {"mamba": None}).longest == 0
 
 
-def test_transfers_are_told_once() -> None:
+def test_transfers_are_reported_once() -> None:
     store = saved(page_store(MemoryBackend()))
     loaded(store, 5)
     store.load(KEYS[5:6], [memoryview(bytearray(SIZE))])

@@ -80,7 +80,7 @@ def test_a_hub_that_cannot_be_reached_is_asked_once_and_told_in_one_line(
     )
 
 
-def test_a_hub_that_has_no_such_model_is_told_in_one_line(empty: Any, tmp_path: Path) -> None:
+def test_a_hub_that_has_no_such_model_is_reported_in_one_line(empty: Any, tmp_path: Path) -> None:
     assert refusal("some/model", tmp_path, HF_ENDPOINT=empty) == (
         "kvgraft: model 'some/model' is no directory here and not in Hugging Face's "
         "download cache, and "
@@ -89,7 +89,7 @@ def test_a_hub_that_has_no_such_model_is_told_in_one_line(empty: Any, tmp_path: 
     )
 
 
-def test_a_hub_that_must_not_be_asked_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_hub_that_must_not_be_asked_is_reported_in_one_line(tmp_path: Path) -> None:
     said = refusal("some/model", tmp_path, HF_HUB_OFFLINE="1")
     assert said.startswith("kvgraft: model 'some/model' is no directory here and not in ")
     assert " is not asked, as HF_HUB_OFFLINE is set; " in said

@@ -78,7 +78,7 @@ def test_a_password_comes_from_the_environment(
         assert PASSWORD not in repr(store) + repr(vars(store)) + repr(store.stats())
 
 
-def test_a_missing_or_wrong_password_is_told(
+def test_a_missing_or_wrong_password_is_reported(
     guarded: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "asks for a password; give password_env=VARIABLE" in refusal(guarded.url)
@@ -138,7 +138,7 @@ def test_tls_is_spoken_and_verified(tmp_path: Path) -> None:
             assert fetched(storage, addresses(3), 70_000) == [Status.OK] * 3
 
 
-def test_a_cluster_with_a_password_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cluster_with_a_password_is_reported_too(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster()
     try:
         for server in cluster.servers:

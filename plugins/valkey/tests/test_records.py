@@ -74,7 +74,7 @@ def memory(nbytes: int) -> Value:
         (256, 1001, Status.TOO_LARGE),
     ],
 )
-def test_lengths_are_told(header: int | None, payload: int | None, status: Status) -> None:
+def test_lengths_are_reported(header: int | None, payload: int | None, status: Status) -> None:
     assert verdict(memory(1000), header, payload) is status
     value = memory(1000)
     found = [b"h" * (header or 0), b"p" * (payload or 0)]

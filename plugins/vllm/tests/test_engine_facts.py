@@ -134,7 +134,7 @@ def test_weights_that_are_not_here_must_be_named(tmp_path: Path) -> None:
     assert digest(tmp_path, named) == digest(tmp_path, named)
 
 
-def test_hashes_that_differ_in_every_process_are_told(
+def test_hashes_that_differ_in_every_process_are_reported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = write_weights(tmp_path / "m", bytes(SIZE))

@@ -69,7 +69,7 @@ def test_a_parameter_with_a_default_is_no_difference() -> None:
     assert stats == []
 
 
-def test_a_renamed_or_new_parameter_and_a_missing_name_are_told() -> None:
+def test_a_renamed_or_new_parameter_and_a_missing_name_are_reported() -> None:
     expected = "is not (self, key, req_context)"
     assert lookups(Renamed) == [f"SecondaryTierManager.lookup(self, block, req_context) {expected}"]
     assert lookups(Longer) == [

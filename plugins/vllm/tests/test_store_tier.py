@@ -271,7 +271,7 @@ def test_a_store_that_cannot_take_a_chunk_is_refused() -> None:
     assert small.closed
 
 
-def test_uses_are_told_once_a_step_heads_last() -> None:
+def test_uses_are_reported_once_a_step_heads_last() -> None:
     told: list[list[bytes]] = []
 
     class Touched(MemoryBackend):
@@ -320,7 +320,7 @@ def test_a_requests_line_names_group_chunk_and_reason(
         "group 1 (1 layers, needs the last 2): 0 found"
     ]
     assert counted(rig.tier)["kvgraft:hits_ended", ("1", "miss")] == 1
-    assert not counted(rig.tier), "counts are told once"
+    assert not counted(rig.tier), "counts are reported once"
 
 
 def test_events_name_vllms_keys_when_stored_and_when_dropped(backend: Gated) -> None:

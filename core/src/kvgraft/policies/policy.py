@@ -1,4 +1,4 @@
-"""The protocol that an eviction policy implements, and the words it is told things in."""
+"""The protocol that an eviction policy implements, and the types of its arguments."""
 
 from __future__ import annotations
 

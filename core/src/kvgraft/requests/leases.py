@@ -174,7 +174,7 @@ class Leases:
         request.receipt = receipt
 
     def unpin(self, receipt: Receipt) -> None:
-        """Give up a receipt; every component is told, even if another's hook raises (L1, I8)."""
+        """Give up a receipt; all components are notified, even if one's hook raises (L1, I8)."""
         pinning.release(self.tree, receipt)
         if receipt.locks is not None:
             receipt.locks.close()

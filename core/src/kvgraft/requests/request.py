@@ -141,7 +141,7 @@ class Request:
             failed load-back.
         requested_retention: the priority and time to live asked for its data; None if none was.
         hint: whether its sequence comes back, as the engine knew when it began.
-        use: what the eviction policy is told of it; None where it is told nothing.
+        use: what the eviction policy sees of it; None for a policy without classes.
         use_class: class of its data, for the eviction policy.
         use_retention: how long its data is kept; None for no wish.
         use_counted: whether the policy was told that it runs.

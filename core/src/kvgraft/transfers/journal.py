@@ -131,7 +131,7 @@ class Journal:
         except BaseException:
             operations.abort(self.tree, operation)
             counters.failed += 1
-            _tell_aborted(queries)
+            _notify_aborted(queries)
             raise
         for mounted, query in queries:
             counters.slots[mounted.name] += len(query.device_slots) // SLOT_BYTES
@@ -227,16 +227,16 @@ class Journal:
         counters = self.counters[transfer.direction]
         if transfer.ticket.error is None and operations.commit(self.tree, operation):
             counters.completed += 1
-            _tell_committed(transfer.queries)
+            _notify_committed(transfer.queries)
             return
         if transfer.ticket.error is not None:
             operations.abort(self.tree, operation)
         transfer.failed = True
         counters.failed += 1
-        _tell_aborted(transfer.queries)
+        _notify_aborted(transfer.queries)
 
 
-def _tell_committed(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
+def _notify_committed(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
     """Tell every component that it was committed, even if another's hook raises (I8)."""
     with ExitStack() as calls:
         for mounted, query in reversed(queries):
@@ -244,7 +244,7 @@ def _tell_committed(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
                 calls.callback(mounted.transfer_hooks.commit, query)
 
 
-def _tell_aborted(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
+def _notify_aborted(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
     """Tell every component that it was aborted, even if another's hook raises (I8)."""
     with ExitStack() as calls:
         for mounted, query in reversed(queries):

@@ -314,7 +314,7 @@ class TreeComponent:
     def _enter(self, queue: Order, place: int, node: Node, cell: Cell) -> None:
         """Enter a candidate in a queue.
 
-        Pins and ledgers are being changed, so an order that fails is told of where room is made
+        Pins and ledgers are being changed, so an order that fails is reported where room is made
         next (I8).
         """
         try:

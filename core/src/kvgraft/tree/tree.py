@@ -110,7 +110,7 @@ class Tree:
         mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
         for_tenant: the tenant that room is being made for; None for nobody's request.
-        observers: told of every change, one after the other.
+        observers: notified of every change, one after the other.
         roots: by namespace.
         cleared: roots of cleared namespaces with their namespaces, while anything below them is
             held; no match finds it.
@@ -193,11 +193,11 @@ class Tree:
             node.parent = node.children = node.operations = None
 
     def add_observer(self, observer: TreeObserver) -> None:
-        """From now on `observer` is told of every change, after those that were added before."""
+        """Notify `observer` of every change from now on, after those that were added before."""
         self.observers = (*self.observers, observer)
 
     def remove_observer(self, observer: TreeObserver) -> None:
-        """It is told of nothing any more."""
+        """Stop notifying `observer`."""
         self.observers = tuple([each for each in self.observers if each is not observer])
 
     def component(self, name: Any) -> TreeComponent:

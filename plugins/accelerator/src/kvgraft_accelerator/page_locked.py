@@ -33,7 +33,7 @@ def page_locked(driver: CudaDriver, nbytes: int) -> torch.Tensor:
 
 
 class _Locked:
-    """Page-locked memory; the driver is told when it goes.
+    """Page-locked memory; the driver is notified when it goes.
 
     Args:
         driver: locks it.

@@ -44,7 +44,8 @@ class Mover:
 
     Attributes:
         moved_slots: slots that moved so far.
-        told: told of slots that moved: tier, component, from where and to where; None for nobody.
+        on_move: called with slots that moved: tier, component, from where and to where; None for
+            nobody.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Mover:
         self.holders = holders
         self.payload = payload
         self.moved_slots = 0
-        self.told: Callable[[Tier, TreeComponent, bytes, bytes], None] | None = None
+        self.on_move: Callable[[Tier, TreeComponent, bytes, bytes], None] | None = None
 
     def empty(self, tier: Tier, pool: ArenaPool) -> None:
         """Move live slots out of the closed extent of `pool`, as far as that can be done now.
@@ -110,8 +111,8 @@ class Mover:
             at += n * SLOT_BYTES
         allocator.free(source)
         self.moved_slots += n_slots
-        if self.told is not None:
-            self.told(tier, pool.component, source, target)
+        if self.on_move is not None:
+            self.on_move(tier, pool.component, source, target)
 
     def _places(self, tier: Tier, index: int, closed: tuple[int, int]) -> list[_Place]:
         """Where slots of a closed extent are that can move now: in cells, and in requests."""

@@ -52,7 +52,7 @@ __all__ = [
 
 
 class _Guarded:
-    """A part that is told of the guard when all parts are there."""
+    """A part that is notified of the guard when all parts are there."""
 
     guard: Guard | None = None
 
@@ -294,7 +294,7 @@ class GuardedPartsFactory(PartsFactory):
         for part in self._watched:
             part.guard = guard
         if cache.arenas is not None:
-            cache.arenas.mover.told = guard.watched.moved
+            cache.arenas.mover.on_move = guard.watched.moved
         if self._tier is not None:
             self._tier.watch(Tiering(cache, self._tier, guard))
         return guard

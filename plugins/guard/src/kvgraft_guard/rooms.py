@@ -340,8 +340,8 @@ class Rooms:
 class _Victims:
     """Which node is being evicted, and whether that was still needed.
 
-    The tree is told of a victim when its cells are gone, and asked to remove it when all that went
-    along is; data freed between the two belongs to it.
+    The tree is notified of a victim when its cells are gone, and asked to remove it when all that
+    went along is; data freed between the two belongs to it.
 
     Attributes:
         beyond: the first victim taken when there was enough already.

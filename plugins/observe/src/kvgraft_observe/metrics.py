@@ -567,7 +567,7 @@ METRICS: tuple[Metric, ...] = (
         "kvgraft.touches",
         Kind.COUNTER,
         "{event}",
-        "uses that storage was told of, by event",
+        "uses that storage was notified of, by event",
         ("event",),
         _by_event(lambda storage: storage.touches),
     ),

@@ -64,7 +64,7 @@ def replay(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> ReplayResult:
-    """Replay a workload; `progress` is told `(ended, expected)` requests.
+    """Replay a workload; `progress` is called with `(ended, expected)` requests.
 
     Raises:
         ConfigError: a workload without absolute times needs `users`, or the host does not reach

@@ -586,7 +586,7 @@ def test_one_request_is_counted_in_the_singular(result: ReplayResult) -> None:
     assert headline(result) == "1 of 1 request"
 
 
-def test_resume_points_are_told_by_kind_with_their_slots(result: ReplayResult) -> None:
+def test_resume_points_are_reported_by_kind_with_their_slots(result: ReplayResult) -> None:
     text = terminal(result)
     assert re.search(r"branch +41 +3 +88 +4\s", text)
     assert re.search(r"swa +1,311 +742\s", text)

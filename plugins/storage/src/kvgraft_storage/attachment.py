@@ -223,7 +223,8 @@ class Attachment:
             for breaker in self.breakers.values():
                 breaker.trip()
         if job is self._close_job:
-            # Calls that still run have had their time; the backend is told as soon as a worker can.
+            # Calls that still run have had their time; the backend learns it as soon as a worker
+            # can.
             late = Job(self.ticket(0), CLOSE, (0, 0), access=Access.WRITE)
             self._queue.put_first(late, lambda staging: self._run_close(late))
             self._let_go()

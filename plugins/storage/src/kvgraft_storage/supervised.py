@@ -308,7 +308,8 @@ class Storage:
             deadline_s: longest time for one call of the store.
 
         Returns:
-            OK for keys the store was told of. A store without `Capabilities.touch` is not asked.
+            OK for keys the store was notified of. A store without `Capabilities.touch` is not
+            asked.
         """
         if self.attached and not self.touches:
             ticket = self._ticket(len(addresses))

@@ -177,7 +177,7 @@ def _given(contract: type[ComponentContract], config: pytest.Config) -> tuple[An
 
 
 def _loaded(contract: type[ComponentContract], config: pytest.Config) -> Suite:
-    """The same in a test, where a component that cannot be loaded is told once."""
+    """The same in a test, where a component that cannot be loaded is reported once."""
     try:
         return _suite(contract, config)
     except UNUSABLE as error:

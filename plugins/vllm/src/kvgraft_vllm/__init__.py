@@ -2,7 +2,7 @@
 
 settings           the tier's entry in vLLM's `secondary_tiers`
 identity           the fingerprint: everything about the data that vLLM's block hashes do not say
-store_tier         the tier without vLLM: lookups, transfers, and what is told about them
+store_tier         the tier without vLLM: lookups, transfers, and what is reported about them
 engine, interface  what is read from vLLM, which versions of it, and the signatures relied on
 tier               the class that vLLM loads; the only module that imports vLLM
 

@@ -1,7 +1,7 @@
 """Changes of the store as vLLM's KV events tell them: by vLLM's keys.
 
 The store tells storage keys. Which keys of vLLM those are is remembered for a bounded number of
-chunks, the last ones used; changes of others are not told.
+chunks, the last ones used; changes of others are not reported.
 """
 
 from __future__ import annotations

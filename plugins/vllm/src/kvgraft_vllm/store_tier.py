@@ -106,7 +106,7 @@ class StoreTier:
         return status
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Chunks were used, wherever they came from; the store is told at the end of the step."""
+        """Chunks were used, wherever they came from; the store learns it when the step ends."""
         self._used.update(dict.fromkeys(keys))
 
     def load(

@@ -60,7 +60,7 @@ class KvEventPublisher:
         replay: address of the replay socket; None for none.
         topic: the messages' topic; llm-d asks for `kv@POD@MODEL`.
         data_parallel_rank: number of this engine among its equals.
-        components: components whose blocks are told of; all by default.
+        components: components whose blocks are reported; all by default.
         names: says which adapter and salt a namespace stands for.
         replay_batches: most batches kept for replays.
         replay_nbytes: most bytes of them.

@@ -78,12 +78,12 @@ class Translator:
 
     Args:
         cache: the cache.
-        components: those whose blocks are told of; None for all.
+        components: those whose blocks are reported; None for all.
         names: names a namespace. Where it raises, the namespace's blocks are left out, and the
             first time that is logged.
 
     Attributes:
-        groups: the components that are told of, as cache groups.
+        groups: the components that are reported, as cache groups.
         unnamed: how often `names` raised.
 
     Raises:

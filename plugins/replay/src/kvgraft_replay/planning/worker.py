@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Done", "Progress", "Refused", "main", "replay_one"]
 
 STEPS = 100
-"""Progress is told about this often per replay."""
+"""Progress is reported about this often per replay."""
 
 
 class Progress(NamedTuple):

@@ -336,7 +336,7 @@ class StorageTier:
         """Wait for everything under way, at most `timeout_s` seconds; whether all ended.
 
         Prefetches that wait for room on HOST are not waited for: room comes as requests run. Last,
-        the store is told of the uses that it has not heard of.
+        the store is notified of the uses that it has not heard of.
         """
         deadline = time.monotonic() + timeout_s
         self.storing.hurry()

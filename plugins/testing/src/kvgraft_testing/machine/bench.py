@@ -106,7 +106,7 @@ class Bench:
         self.watching = Watching(self.cache, sizes.page_size, judge)
         self.engine.submitted = self._submitted
         if self.cache.arenas is not None:
-            self.cache.arenas.mover.told = self.payloads.moved
+            self.cache.arenas.mover.on_move = self.payloads.moved
         self.misread: list[ContractViolation] = []
         self.steps = 0
         self.waited_in_vain = False

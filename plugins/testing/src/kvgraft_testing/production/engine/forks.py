@@ -1,4 +1,4 @@
-"""Copies of the process that a component forks: they end at once, and that it forked is told (P10).
+"""Copies of the process that a component forks: they end at once, and the fork is reported (P10).
 
 A copy would go on with this process's work, fork again, and answer in its place. Programs that
 a component starts with `subprocess` are none.
