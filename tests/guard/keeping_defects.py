@@ -35,7 +35,7 @@ def clearing_that_leaves_data_to_be_hit(put: Patch) -> None:
 
     scene = Scene()
     scene.cached(PROMPT)
-    put.into(scene.cache.tree, set_aside=keep)
+    put.into(scene.cache.tree, detach_roots=keep)
     scene.cache.clear()
 
 

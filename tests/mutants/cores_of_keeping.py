@@ -22,16 +22,16 @@ __all__: list[str] = []
 
 @mutant("everything", "M1", "T3", "E2", "V2")
 def cleared_data_is_found_still(patch: Patch) -> None:
-    set_aside = Tree.set_aside
+    detach_roots = Tree.detach_roots
 
     def keep(self: Tree, namespaces: Sequence[object]) -> list[Node]:
-        roots = set_aside(self, namespaces)
+        roots = detach_roots(self, namespaces)
         for root in roots:
             if root in self.cleared and root.children is not None:
                 self.roots[self.cleared.pop(root)] = root
         return roots
 
-    patch.setattr(Tree, "set_aside", keep)
+    patch.setattr(Tree, "detach_roots", keep)
 
 
 @mutant("everything", "E1", "L1", "M7", "T8")
@@ -54,7 +54,7 @@ def clearing_takes_held_data(patch: Patch) -> None:
 
 @mutant("everything", "T3")
 def cleared_data_stays_when_it_is_let_go_of(patch: Patch) -> None:
-    for name in ("go_on", "finish"):
+    for name in ("resume", "finish"):
         sweep = getattr(Sweeper, name)
 
         def unless_others(self: Sweeper, sweep: Any = sweep) -> None:

@@ -514,8 +514,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a prefetch does not pin where it begins": BadCore(
         ("S1", "L8"),
         "plugins/storage/src/kvgraft_storage/tier/fetching.py",
-        "tree.hold(self.key.namespace)\n        self.phase = Phase.LOOKING",
-        "tree.hold(self.key.namespace)\n        let_go_of_host(tree, self.receipt)\n"
+        "tree.hold_root(self.key.namespace)\n        self.phase = Phase.LOOKING",
+        "tree.hold_root(self.key.namespace)\n        release_host_hold(tree, self.receipt)\n"
         "        self.receipt = hold_host(tree, tree.root(self.key.namespace))\n"
         "        self.phase = Phase.LOOKING",
     ),

@@ -14,7 +14,7 @@ from kvgraft.transfers import Fence
 
 
 class Counting(Cache):
-    """A cache that counts the requests that a step takes ways of their own."""
+    """A cache that counts the requests that take the slow path in a step."""
 
     n_alone = 0
 

@@ -136,9 +136,9 @@ def addresses(cache: Cache, prompt: Iterable[int], component: str) -> list[list[
     key = TokenKey(prompt)
     naming = tier_of(cache).context.naming
     tree_component = cache.tree.component(component)
-    root = cache.tree.hold(None)
+    root = cache.tree.hold_root(None)
     hashes = naming.hashes(bytes(naming.of(cache.tree.root(None)).hashes), key.data)
-    cache.tree.let_go(root)
+    cache.tree.release_root(root)
     pages = np.arange(key.n_tokens // cache.tree.page_size)
     asked = naming.asked(hashes, 0, [(tree_component, pages)], naming.namespace(None))
     per_page = len(asked) // len(pages)

@@ -106,7 +106,7 @@ def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest
             engine=engine, policy=policy, timeout_s=1e-6, device_tokens=96, host_tokens=96
         )
         tree = cache.tree
-        tree.hold(None)
+        tree.hold_root(None)
         grow(cache, engine, chance)
         start = chance.choice([*starts(cache)])
         arrival = arrival_of(cache, start.end, chance)

@@ -296,13 +296,13 @@ class Cache(Serving):
         """
         from kvgraft.tree.explaining import explain
 
-        root = self.tree.hold(expect_key(key).namespace)
+        root = self.tree.hold_root(expect_key(key).namespace)
         try:
             limit = max(0, key.n_tokens - 1) // self.tree.page_size
             copies = [each.receipt for each in self.journal.operations()]
             found = explain(self.tree, key, limit, [each for each in copies if each is not None])
         finally:
-            self.tree.let_go(root)
+            self.tree.release_root(root)
         lost = tuple((kind, n) for kind, n in self.points.lost.items() if n)
         found = found._replace(skipped=self.points.skips(), lost=lost)
         return found if prefetch is None else found._replace(storage=str(prefetch))
@@ -429,7 +429,7 @@ class Cache(Serving):
         if self.tree.lifetimes is not None:
             self.tree.lifetimes.read_clock()
         if self.tree.cleared:
-            self.evictor.sweeper.go_on()
+            self.evictor.sweeper.resume()
         self.clean_reserve.fill()
         if self.recorder is not None:
             self.recorder.deliver()
@@ -592,7 +592,7 @@ class Cache(Serving):
             self.storage.cleared(None if namespace is Namespaces.ALL else namespaces)
         pools = [(component, component.device, component.host) for component in tree.components]
         was = [(device.free, 0 if host is None else host.free) for _, device, host in pools]
-        roots = tree.set_aside(namespaces)
+        roots = tree.detach_roots(namespaces)
         gone, n_pins = set(roots), self.pins.cleared(set(namespaces))
         kept, complete = self.evictor.sweeper.begin(roots)
         held = held_slots(tree, kept)

@@ -151,7 +151,7 @@ class Serving:
         """Match the request's key, and pin the data found."""
         key = request.key
         self._expect_free(key, "begin")
-        request.root = root = self.tree.hold(key.namespace)
+        request.root = root = self.tree.hold_root(key.namespace)
         try:
             if self.tier is not None:
                 self.tier.before_begin(key, prefetch)
@@ -165,7 +165,7 @@ class Serving:
                 self.retentions.used(request)
             self.leases.lease(request, self._limit(request))
         except BaseException:
-            self.tree.let_go(root)
+            self.tree.release_root(root)
             raise
         if prefetch is not None:
             request.storage_tokens = prefetch.gained_of(request.anchor_tokens)
@@ -528,7 +528,7 @@ class Serving:
         self.rows.give_back(request)
         del self.requests[id(request)]
         self.leases.unpin(request.receipt)
-        self.tree.let_go(request.root)
+        self.tree.release_root(request.root)
 
 
 def _lacks_host(decision: Decision) -> bool:

@@ -19,7 +19,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import CLEAN, ON_DEVICE, Node
-from kvgraft.tree.pinning import Receipt, hold_host, let_go_of_host
+from kvgraft.tree.pinning import Receipt, hold_host, release_host_hold
 from kvgraft.tree.tree import EXPIRED, Tree
 from kvgraft.types import Direction
 
@@ -113,7 +113,7 @@ class Backups:
                 for component in short
             )
         finally:
-            let_go_of_host(self.tree, above)
+            release_host_hold(self.tree, above)
 
 
 def _never_fits(component: TreeComponent, node: Node) -> bool:

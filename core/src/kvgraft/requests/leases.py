@@ -223,8 +223,8 @@ class Leases:
         request.receipt = receipt
         if request.root is not found.root:
             # Its namespace was cleared since it began: it goes on in the new tree.
-            root = tree.hold(request.namespace)
-            tree.let_go(request.root)
+            root = tree.hold_root(request.namespace)
+            tree.release_root(request.root)
             request.root = root
         request.key.found_at(receipt.anchor, found.root)
         request.computed = request.anchor_tokens = anchor * tree.page_size

@@ -102,7 +102,7 @@ class Pins:
         """
         pin = Pin(owner, key.namespace, limit * self.tree.page_size)
         self.tree.use_class, self.tree.use_retention = 0, None
-        pin.root = self.tree.hold(key.namespace)
+        pin.root = self.tree.hold_root(key.namespace)
         try:
             found, receipt = self._leases.keep(key, limit)
             if receipt is None:
@@ -120,7 +120,7 @@ class Pins:
                 self._leases.unpin(receipt)
                 raise
         except BaseException:
-            self.tree.let_go(pin.root)
+            self.tree.release_root(pin.root)
             raise
         pin.tokens = found.anchor * self.tree.page_size
         pin.device_tokens = found.device_anchor * self.tree.page_size
@@ -186,7 +186,7 @@ class Pins:
         if not self._pins:
             self.tree.remove_observer(self._holders)
         self._leases.unpin(pin.receipt)
-        self.tree.let_go(pin.root)
+        self.tree.release_root(pin.root)
 
     def _nodes(self, receipt: Receipt) -> Iterator[_Pages]:
         """The nodes that a receipt holds in each pool, whether their data is cached or not."""

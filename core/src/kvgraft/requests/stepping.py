@@ -1,9 +1,9 @@
 """One step of all running requests, between two passes of the model.
 
 Most requests begin no page in a step: for them it is array operations over all rows. Requests that
-begin one take its slots together. A request for which anything else is due goes the way of its own,
-`computed` and `allocate`: data behind its reaches leaves, a state is set up, a page lies beyond its
-reservation, or other calls changed it. `Rows` keeps how far each can go without.
+begin one take its slots together. A request takes the slow path, `computed` and
+`allocate`, where more is due: data behind its reaches leaves, a state is set up, a page lies beyond
+its reservation, or other calls changed it. `Rows` keeps how far each can go without.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Batch:
         n_tokens: tokens to give slots to.
         first: pages that have slots.
         end: pages that will have.
-        slow: whether it goes the way of its own.
+        slow: whether it takes the slow path.
         n_slow: how many do.
         n_noted: tokens that were computed, of all of them.
         stale: rows that other calls changed before.
@@ -163,7 +163,7 @@ class Stepper:
         self.no_places = torch.zeros(0, dtype=torch.int64)
 
     def chosen(self, requests: Sequence[Request]) -> Bools | None:
-        """The requests that go ways of their own in this step, to be looked at; None for none."""
+        """Requests that a subclass sends down the slow path in this step; None for none."""
         del requests
         return None
 
@@ -544,7 +544,7 @@ class Stepper:
         return found
 
     def _look_ahead(self, batch: Batch) -> None:
-        """Read the rows of requests anew that went ways of their own, and how far they go now."""
+        """Read the rows anew of requests that took the slow path, and how far they go now."""
         if not batch.n_slow:
             return
         slow = np.flatnonzero(batch.slow)

@@ -196,7 +196,7 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
         cell.device = None
         component.device.allocator.free(slots)
         if node.points and not cell.is_backed:
-            tree.lose_points(node, component)
+            tree.drop_points(node, component)
     tree.sink_device(node, len(victim.components))
     lift_recency(tree, node, parent)
     if node.live_host or node.operations is not None or node.children is not None:
@@ -433,7 +433,7 @@ class Sweeper:
             left -= 1
         return [node for node in visited if node is not None and node.parent is not None], done
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Some steps; once all is visited, again those that were held."""
         if not self._path:
             self._path = [_Visit(root) for root in self.tree.cleared]

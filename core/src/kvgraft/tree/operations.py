@@ -224,7 +224,7 @@ def begin_demotion(
         else:
             component.device.allocator.free(slots)
         if not copied:
-            tree.lose_points(node, component)
+            tree.drop_points(node, component)
     return operation
 
 
@@ -375,7 +375,7 @@ def _cancel(tree: Tree, node: Node, component: TreeComponent) -> None:
     assert ledger is not None
     ledger.cancel(slots)
     if cell.device is None and cell.host is None:
-        tree.lose_points(node, component)
+        tree.drop_points(node, component)
 
 
 def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool) -> bool:

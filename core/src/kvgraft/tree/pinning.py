@@ -28,13 +28,13 @@ __all__ = [
     "common_pages",
     "default_segment",
     "hold_host",
-    "let_go_of_host",
     "pages_without",
     "parts_of",
     "pin_host",
     "release",
     "release_host",
     "release_host_copy",
+    "release_host_hold",
     "segment_ahead",
     "slide",
     "slides_from",
@@ -523,12 +523,12 @@ def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | 
         ledger = component.hosts[node.tenant]
         broken = broken or (ledger is not None and ledger.headroom < 0)
     if broken:
-        let_go_of_host(tree, receipt)
+        release_host_hold(tree, receipt)
         return None
     return receipt
 
 
-def let_go_of_host(tree: Tree, receipt: Receipt) -> None:
+def release_host_hold(tree: Tree, receipt: Receipt) -> None:
     """Undo `hold_host`, also after splits (L1).
 
     Raises:

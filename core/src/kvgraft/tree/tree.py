@@ -246,13 +246,13 @@ class Tree:
         """The namespace a root is of."""
         return self._namespaces[root.ident]
 
-    def hold(self, namespace: object) -> Node:
+    def hold_root(self, namespace: object) -> Node:
         """A request works in `namespace`: its root stays, even if all below it is evicted (T1)."""
         root = self.root(namespace)
         self._holders[root.ident] = self._holders.get(root.ident, 0) + 1
         return root
 
-    def let_go(self, root: Node) -> None:
+    def release_root(self, root: Node) -> None:
         """They ended; an empty namespace that nobody works in leaves nothing behind."""
         left = self._holders[root.ident] - 1
         if left:
@@ -270,7 +270,7 @@ class Tree:
             else:
                 del self.roots[namespace]
 
-    def set_aside(self, namespaces: Sequence[object]) -> list[Node]:
+    def detach_roots(self, namespaces: Sequence[object]) -> list[Node]:
         """Give namespaces an empty tree; returns the roots they had, which go when they are empty.
 
         Below those nothing is found any more.
@@ -478,7 +478,7 @@ class Tree:
 
     # -- data leaving a cell
 
-    def lose_points(self, node: Node, component: TreeComponent) -> None:
+    def drop_points(self, node: Node, component: TreeComponent) -> None:
         """A component's data left its last tier: `node` has no resume points any more."""
         if node.points and not component.is_prefix_closed:
             for kind in node.point_kinds():
@@ -533,7 +533,7 @@ class Tree:
         slots = self.detach_device(node, component, cause)
         component.device.allocator.free(slots)
         if node.cells[component.index].host is None:
-            self.lose_points(node, component)
+            self.drop_points(node, component)
 
     def drop_host(self, node: Node, component: TreeComponent, cause: Cause) -> None:
         """An unpinned cell's HOST slots become free."""
@@ -549,7 +549,7 @@ class Tree:
         assert component.host is not None
         component.host.allocator.free(slots)
         if cell.device is None:
-            self.lose_points(node, component)
+            self.drop_points(node, component)
         below: Node | None = node
         while below is not None:
             below.live_host -= 1

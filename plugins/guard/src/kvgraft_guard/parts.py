@@ -177,7 +177,7 @@ class GuardedStateSlots(StateSlots):
 
 
 class GuardedStepper(_Guarded, Stepper):
-    """A stepper that takes requests ways of their own where the guard looks at them.
+    """A stepper that sends requests down the slow path where the guard looks at them.
 
     Of a sampled guard that is one request of so many, over all steps; its row of every table is
     looked at too. Array operations over the others are not; `check_integrity` compares their rows.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.tree import matching
-from kvgraft.tree.pinning import Receipt, hold_host, let_go_of_host
+from kvgraft.tree.pinning import Receipt, hold_host, release_host_hold
 from kvgraft.tree.tree import Tree
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Deliveries:
         Nothing is pinned where that takes slots promised to admitted requests (A12).
         """
         before, tree = self._kept.pop(prefetch, None), self.tree
-        root = tree.hold(prefetch.key.namespace)
+        root = tree.hold_root(prefetch.key.namespace)
         found = matching.match(tree, prefetch.key, boundary)
         if found.anchor:
             receipt = hold_host(tree, matching.anchor_node(tree, found), found.anchor)
@@ -59,27 +59,27 @@ class Deliveries:
                 until = self._clock() + self.timeout_s
                 self._kept[prefetch] = Delivery(prefetch, boundary, receipt, until)
         if before is not None:
-            let_go_of_host(tree, before.receipt)
-        tree.let_go(root)
+            release_host_hold(tree, before.receipt)
+        tree.release_root(root)
 
-    def let_go(self, prefetch: Prefetch) -> None:
+    def release(self, prefetch: Prefetch) -> None:
         """Give up a prefetch's pins, if it has any: its data is evicted as any other."""
         delivery = self._kept.pop(prefetch, None)
         if delivery is not None:
-            let_go_of_host(self.tree, delivery.receipt)
+            release_host_hold(self.tree, delivery.receipt)
 
     def let_go_of(self, namespaces: Container[object] | None) -> None:
         """Give up the pins in some namespaces, or in all."""
         for prefetch in list(self._kept):
             if namespaces is None or prefetch.key.namespace in namespaces:
-                self.let_go(prefetch)
+                self.release(prefetch)
 
     def expire(self) -> None:
         """Give up pins whose time is over."""
         if self._kept:
             now = self._clock()
             for prefetch in [each for each, kept in self._kept.items() if kept.until <= now]:
-                self.let_go(prefetch)
+                self.release(prefetch)
 
     def give_way(self, arrival: int = 0, tenant: int | None = None) -> Delivery | None:
         """Give up the pins of the prefetch that came last: nobody waits for one behind it.
@@ -100,7 +100,7 @@ class Deliveries:
         if not after:
             return None
         delivery = self._kept[max(after, key=lambda each: each.arrival)]
-        self.let_go(delivery.prefetch)
+        self.release(delivery.prefetch)
         return delivery
 
     def take_back(self, given: Iterable[Delivery]) -> None:

@@ -28,7 +28,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import PageHashes, TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, hold_host, let_go_of_host
+from kvgraft.tree.pinning import Receipt, hold_host, release_host_hold
 from kvgraft_storage import TRANSIENT, Status, StorageTicket
 from kvgraft_storage.keys import HASH_NBYTES
 from kvgraft_storage.tier.arriving import Arrival, arrive
@@ -183,7 +183,7 @@ class Fetch:
         if self.receipt is None:
             self.reason = "holding its prefix on HOST would take slots promised to requests"
             return False
-        self._root = tree.hold(self.key.namespace)
+        self._root = tree.hold_root(self.key.namespace)
         self.phase = Phase.LOOKING
         n_pages = self.limit - self.start
         for component in tree.components:
@@ -583,7 +583,7 @@ class Fetch:
         self.nbytes -= self._nbytes(taken)
         before, self._tip_held = self._tip_held, hold_host(tree, tip)
         if before is not None:
-            let_go_of_host(tree, before)
+            release_host_hold(tree, before)
         if self._tip_held is None:
             tree.prune(tip)
             return False
@@ -642,8 +642,8 @@ class Fetch:
         assert self.receipt is not None
         for receipt in (self._tip_held, self._counted_on, self.receipt):
             if receipt is not None:
-                let_go_of_host(self.context.tree, receipt)
-        self.context.tree.let_go(self._root)
+                release_host_hold(self.context.tree, receipt)
+        self.context.tree.release_root(self._root)
 
     def _free_wanted(self) -> None:
         """Free the reserved slots whose data did not come."""

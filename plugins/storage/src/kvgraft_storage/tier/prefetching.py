@@ -256,7 +256,7 @@ class Prefetching:
         self._launch(prefetch)
         return prefetch
 
-    def go_on(self, prefetch: Prefetch, time: Slice) -> None:
+    def resume(self, prefetch: Prefetch, time: Slice) -> None:
         """Let one that was just started go on at once, for a slice of time."""
         fetch = prefetch.fetch
         while fetch is not None and not prefetch.joined and prefetch.fetch is fetch:
@@ -380,7 +380,7 @@ class Prefetching:
         prefetch.fetch = None
         prefetch.limit = min(prefetch.limit, key.n_tokens // tree.page_size)  # it may have been cut
         self.context.naming.namespace(key.namespace)
-        root = tree.hold(key.namespace)
+        root = tree.hold_root(key.namespace)
         try:
             found = matching.match(tree, key, prefetch.limit)
             tokens = found.anchor * tree.page_size
@@ -406,7 +406,7 @@ class Prefetching:
                 self._finish(prefetch, fetch.reason)
                 return
         finally:
-            tree.let_go(root)
+            tree.release_root(root)
         if not prefetch.joined:
             fetch.give_way = partial(self._give_way, fetch)
             self.in_flight[id(fetch)] = self._by_page[fetch.first] = fetch
@@ -518,13 +518,13 @@ class Prefetching:
         if fetch is None:
             if prefetch.waits:
                 self._finish(prefetch, reason)
-            self.deliveries.let_go(prefetch)
+            self.deliveries.release(prefetch)
             return
         while not self._compare(prefetch, fetch) and not time.spent:
             pass
         self._note(prefetch, fetch)
         self._finish(prefetch, reason)
-        self.deliveries.let_go(prefetch)
+        self.deliveries.release(prefetch)
         if fetch not in self._waiting:  # it has ended; this one was to look again
             self._told = deque(each for each in self._told if each.prefetch is not prefetch)
             return
@@ -610,7 +610,7 @@ class Prefetching:
         """
         tree, key, limit = self.context.tree, prefetch.key, prefetch.limit
         agreed = prefetch.agreed_nbytes // tree.page_bytes
-        root = tree.hold(key.namespace)
+        root = tree.hold_root(key.namespace)
         try:
             node: Node | None = fetch.tip
             while node is not None and node.end > agreed:
@@ -619,7 +619,7 @@ class Prefetching:
                 key.found_at(node, tree.root(key.namespace))
             anchor = matching.match(tree, key, limit).anchor
         finally:
-            tree.let_go(root)
+            tree.release_root(root)
         reached = min(anchor, agreed, fetch.boundary, limit) * tree.page_size
         prefetch.tokens = max(prefetch.tokens, reached)
         planned = min(agreed, fetch.planned, limit) * tree.page_size
@@ -635,7 +635,7 @@ class Prefetching:
         self.counts["delivered" if gained else "in vain"] += 1
         if not gained:
             self.in_vain[re.sub(r"\d+", "N", prefetch.reason)] += 1
-            self.deliveries.let_go(prefetch)
+            self.deliveries.release(prefetch)
         else:
             self._keep(prefetch, prefetch.tokens // self.context.tree.page_size)
         self.counts["tokens"] += gained

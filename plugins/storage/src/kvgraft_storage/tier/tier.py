@@ -210,7 +210,7 @@ class StorageTier:
         prefetch = self.prefetching.start(key)
         if self.on_prefetch is not None:
             self.on_prefetch(prefetch)
-        self.prefetching.go_on(prefetch, self.pace.slice())
+        self.prefetching.resume(prefetch, self.pace.slice())
         return prefetch
 
     def cancel(self, prefetch: Prefetch) -> None:
@@ -291,13 +291,13 @@ class StorageTier:
             ConfigError: its namespace has no name in storage.
             LeaseError: its prefetch was cancelled, or is of another sequence or cache.
         """
-        root = self.tree.hold(key.namespace)
+        root = self.tree.hold_root(key.namespace)
         try:
             self.context.naming.namespace(key.namespace)
             if prefetch is not None:
                 self.prefetching.take(prefetch, key, self.pace.slice())
         finally:
-            self.tree.let_go(root)
+            self.tree.release_root(root)
 
     def poll(self) -> None:
         """Go on with everything under way, for a slice of time; never waits.
