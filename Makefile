@@ -130,6 +130,7 @@ test-engines: test-sglang test-vllm ## run the tests of both engines' plugins in
 test-vllm: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLLM; half an hour
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
 	  -e ./core -e ./plugins/storage -e ./plugins/observe -e ./plugins/guard -e ./plugins/accelerator -e ./plugins/arena \
+	  -e ./plugins/cli \
 	  -e ./plugins/testing -e ./plugins/file -e ./plugins/full -e ./plugins/swa -e ./plugins/mamba -e ./plugins/valkey \
 	  -e ./plugins/vllm
 	$(VLLM)/bin/python -m pytest plugins/vllm/tests plugins/observe/tests/test_vllm_decoder.py -v -o filterwarnings=default -o timeout=1200 -o faulthandler_timeout=0

@@ -279,10 +279,6 @@ def tree() -> Drawing:
 
 FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
     (
-        "tools",
-        {"cli": "the command"},
-    ),
-    (
         "the cache",
         {
             "cache.py": "the calls of an engine",
@@ -320,9 +316,9 @@ FLOORS: tuple[tuple[str, dict[str, str]], ...] = (
 """Rooms of the core and their purposes, the highest floor first."""
 
 NEIGHBOURS = (
-    ("engines", "plugins/transformers, replay, yours", "import the cache", (1, 1)),
-    ("parts", "plugins/storage, guard, arena, ...", "stand for parts of the cache", (2, 4)),
-    ("components", "plugins/full, swa, ...", "import words and pools", (7, 8)),
+    ("engines", "plugins/transformers, replay, cli, yours", "import the cache", (0, 0)),
+    ("parts", "plugins/storage, guard, arena, ...", "stand for parts of the cache", (1, 3)),
+    ("components", "plugins/full, swa, ...", "import words and pools", (6, 7)),
 )
 """Packages outside of the core, their imports, and the floors of these."""
 

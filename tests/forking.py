@@ -15,7 +15,7 @@ from types import ModuleType
 
 __all__ = ["PRELOADED", "run_program"]
 
-PRELOADED = ["kvgraft.cli", "kvgraft_replay.command", "kvgraft_replay.replay", "tests.forking"]
+PRELOADED = ["kvgraft_cli", "kvgraft_replay.command", "kvgraft_replay.replay", "tests.forking"]
 """Modules that are imported before the first fork."""
 
 

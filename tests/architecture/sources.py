@@ -11,6 +11,7 @@ from typing import NamedTuple
 from ..commands import ROOT
 
 __all__ = [
+    "COMMAND",
     "COMPONENTS",
     "CORE",
     "ENGINES",
@@ -43,7 +44,10 @@ PARTS = [path for path in PLUGINS if _publishes(path, "kvgraft.parts")]
 REPLAY = ROOT / "plugins" / "replay" / "src"
 """The package that measures the cache, and so reads its books."""
 
-ENGINES = [path for path in PLUGINS if path not in (*COMPONENTS, *STORES, *PARTS, REPLAY)]
+COMMAND = ROOT / "plugins" / "cli" / "src"
+"""The package of the command, which says what is installed."""
+
+ENGINES = [path for path in PLUGINS if path not in (*COMPONENTS, *STORES, *PARTS, REPLAY, COMMAND)]
 """Packages that embed the cache."""
 
 

@@ -11,7 +11,7 @@ __all__ = ["Refusal", "refused"]
 
 SCRIPT = """
 import contextlib, io, json, sys
-from kvgraft.cli import main
+from kvgraft_cli import main
 
 outcomes = {}
 for case, arguments in json.loads(sys.argv[1]).items():

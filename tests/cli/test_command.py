@@ -13,7 +13,7 @@ import click
 import pytest
 
 import kvgraft
-from kvgraft.cli import app
+from kvgraft_cli import app
 
 from ..commands import KVGRAFT, run, run_forked
 from ..registry.distributions import Shelf
@@ -38,7 +38,7 @@ def test_every_option_of_a_subcommand_is_explained() -> None:
 
 WITHOUT_TORCH = """
 import sys
-from kvgraft.cli.app import cli
+from kvgraft_cli.app import cli
 
 for arguments in [[each, "--help"] for each in cli.list_commands(None)] + [
     ["--version"], ["--help"], ["components"], ["components", "--json"]

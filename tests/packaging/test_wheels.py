@@ -20,7 +20,7 @@ Environments = Callable[..., Environment]
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
-PARTS = ("testing", "guard", "storage", "accelerator", "arena", "observe")
+PARTS = ("cli", "testing", "guard", "storage", "accelerator", "arena", "observe")
 
 
 def listed(environment: Environment) -> list[dict[str, Any]]:
@@ -80,7 +80,7 @@ def test_a_component_asks_for_the_core_and_publishes_its_name(
 def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly(
     environment: Environments, component: str
 ) -> None:
-    alone = environment("kvgraft", "kvgraft-replay", f"kvgraft-{component}")
+    alone = environment("kvgraft", "kvgraft-cli", "kvgraft-replay", f"kvgraft-{component}")
     (row,) = listed(alone)
     assert (row["name"], row["distribution"], row["status"]) == (
         component,
@@ -106,7 +106,7 @@ def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly
 
 
 def test_the_core_alone_says_that_no_component_is_installed(environment: Environments) -> None:
-    core = environment("kvgraft")
+    core = environment("kvgraft", "kvgraft-cli")
     assert (
         "no component is installed; install a component package"
         in core.kvgraft("components").stdout
@@ -161,7 +161,7 @@ NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/fil
 def test_without_their_packages_replay_and_the_file_store_name_them(
     environment: Environments,
 ) -> None:
-    made = environment("kvgraft", "kvgraft-storage", "kvgraft-full")
+    made = environment("kvgraft", "kvgraft-cli", "kvgraft-storage", "kvgraft-full")
     refused = made.kvgraft("replay", "--synthetic", "chat")
     assert (refused.returncode, refused.stderr) == (2, NO_REPLAY)
     assert "replay" not in made.kvgraft("--help").stdout
@@ -182,7 +182,9 @@ def test_without_their_packages_replay_and_the_file_store_name_them(
 
 @pytest.mark.long
 def test_all_components_together_replay_from_their_wheels(environment: Environments) -> None:
-    together = environment("kvgraft", "kvgraft-replay", *(f"kvgraft-{name}" for name in COMPONENTS))
+    together = environment(
+        *("kvgraft", "kvgraft-cli", "kvgraft-replay"), *(f"kvgraft-{name}" for name in COMPONENTS)
+    )
     assert {row["name"] for row in listed(together)} == set(COMPONENTS)
     done = together.kvgraft(
         *("replay", "--synthetic", "agents", "--requests", "60", "--host-tokens", "2000000"),

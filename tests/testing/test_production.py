@@ -265,7 +265,7 @@ def test_code_of_kvgraft_that_a_component_replaces_is_named_and_put_back(
 def checked(directory: Path, source: str) -> list[dict[str, Any]]:
     """The output of `kvgraft check` about an installed component, failures only."""
     shelf = put(directory, source)
-    code = "import sys; from kvgraft.cli.app import main; sys.exit(main())"
+    code = "import sys; from kvgraft_cli.app import main; sys.exit(main())"
     done = shelf.run("-c", code, "check", "thrown", "--profile", "dev", "--json")
     assert done.returncode == 1, done
     return [each for each in json.loads(done.stdout) if each["status"] == "failed"]

@@ -7,9 +7,8 @@ import pytest
 from ..packaging.conftest import built_wheels
 from .workshop import Workshop
 
-SUITE = tuple(
-    f"kvgraft-{name}" for name in ("storage", "observe", "guard", "accelerator", "arena", "testing")
-)
+PARTS = ("cli", "storage", "observe", "guard", "accelerator", "arena", "testing")
+SUITE = tuple(f"kvgraft-{name}" for name in PARTS)
 """The contract suite, and the parts that it asks about."""
 
 

@@ -61,7 +61,7 @@ def test_importing_the_package_loads_no_client_library() -> None:
 def test_a_client_library_that_cannot_be_loaded_is_one_line_when_a_store_is_opened() -> None:
     done = run(
         "import sys; sys.modules['mooncake'] = None\n"
-        "from kvgraft.cli import main\n"
+        "from kvgraft_cli import main\n"
         "sys.argv = ['kvgraft', 'storage', 'stats', 'mooncake:127.0.0.1']\n"
         "main()"
     )

@@ -8,8 +8,8 @@ from typing import Any
 import click
 import pytest
 
-from kvgraft.cli.cache_options import parse_tenants
 from kvgraft.errors import ConfigError
+from kvgraft_cli.cache_options import parse_tenants
 from kvgraft_replay.command import replay as replay_command
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay

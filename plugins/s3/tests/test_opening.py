@@ -102,7 +102,7 @@ def test_importing_the_package_loads_no_client_library() -> None:
 def test_a_client_library_that_cannot_be_loaded_is_one_line_when_a_store_is_opened() -> None:
     done = run(
         "import sys; sys.modules['obstore'] = None\n"
-        "from kvgraft.cli import main\n"
+        "from kvgraft_cli import main\n"
         "sys.argv = ['kvgraft', 'storage', 'stats', 's3:pages']\n"
         "main()"
     )

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from kvgraft.cli.cache_options import OptionGroup, PolicyName, write_policy_option
-from kvgraft.cli.components import parse_component
-from kvgraft.cli.sizes import TokenCount
 from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError
+from kvgraft_cli.cache_options import OptionGroup, PolicyName, write_policy_option
+from kvgraft_cli.components import parse_component
+from kvgraft_cli.sizes import TokenCount
 
 __all__ = ["cache_options", "parse_components"]
 

@@ -12,19 +12,19 @@ from typing import Any
 import click
 from rich.console import Console
 
-from kvgraft.cli.cache_options import (
+from kvgraft.config import GuardMode
+from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.packages.registry import discover
+from kvgraft.tree.component import ordered
+from kvgraft_cli.cache_options import (
     check_tenants,
     cut_tokens_option,
     memory_options,
     parse_tenants,
     pool_sizes,
 )
-from kvgraft.cli.components import default_shape
-from kvgraft.cli.sizes import PoolSize
-from kvgraft.config import GuardMode
-from kvgraft.errors import ConfigError, KvgraftError
-from kvgraft.packages.registry import discover
-from kvgraft.tree.component import ordered
+from kvgraft_cli.components import default_shape
+from kvgraft_cli.sizes import PoolSize
 from kvgraft_replay.cache_options import cache_options, parse_components
 from kvgraft_replay.output_options import (
     open_targets,

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from kvgraft.cli.cache_options import OptionGroup
-from kvgraft.cli.console import OutputConsole
+from kvgraft_cli.cache_options import OptionGroup
+from kvgraft_cli.console import OutputConsole
 from kvgraft_replay.report.output import Target, expect_distinct
 
 __all__ = ["open_targets", "output_options", "save", "tables_console"]

@@ -7,10 +7,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from kvgraft.cli.cache_options import OptionGroup
-from kvgraft.cli.sizes import ByteCount, TokenCount
 from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
+from kvgraft_cli.cache_options import OptionGroup
+from kvgraft_cli.sizes import ByteCount, TokenCount
 from kvgraft_replay.numbers import Number
 
 __all__ = ["storage_options", "storage_settings"]

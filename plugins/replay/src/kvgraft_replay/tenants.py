@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from kvgraft.cli.cache_options import OptionGroup, tenant_option
 from kvgraft.config import OTHERS
 from kvgraft.errors import ConfigError
+from kvgraft_cli.cache_options import OptionGroup, tenant_option
 from kvgraft_replay.numbers import Number
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
 

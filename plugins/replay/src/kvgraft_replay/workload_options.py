@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from rich.console import Console
 
-from kvgraft.cli.cache_options import OptionGroup
-from kvgraft.cli.sizes import TokenCount, WholeNumber
 from kvgraft.errors import ConfigError
+from kvgraft_cli.cache_options import OptionGroup
+from kvgraft_cli.sizes import TokenCount, WholeNumber
 from kvgraft_replay.detect import TIME_UNITS, open_workload
 from kvgraft_replay.numbers import Number
 from kvgraft_replay.progress import shown_progress

@@ -12,8 +12,8 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
+from kvgraft_cli.console import OutputConsole
 from kvgraft_storage import StorageBackend, discover_storage, open_existing_storage
 from kvgraft_storage.driver import STORAGE_API, FoundDriver
 

@@ -9,10 +9,10 @@ from typing import Any
 import click
 from rich.console import Console
 
-from kvgraft.cli.cache_options import cut_tokens_option, parse_tenants
-from kvgraft.cli.sizes import PoolSize, WholeNumber
 from kvgraft.errors import ConfigError
 from kvgraft.optional import published
+from kvgraft_cli.cache_options import cut_tokens_option, parse_tenants
+from kvgraft_cli.sizes import PoolSize, WholeNumber
 from kvgraft_replay.cache_options import cache_options, parse_components
 from kvgraft_replay.numbers import Number
 from kvgraft_replay.output_options import (

@@ -12,10 +12,10 @@ import click
 from rich.console import Console
 from rich.markup import escape
 
-from kvgraft.cli.components import parse_component
-from kvgraft.cli.console import OutputConsole
 from kvgraft.errors import ConfigError
 from kvgraft.optional import PARTS, how_to_install
+from kvgraft_cli.components import parse_component
+from kvgraft_cli.console import OutputConsole
 
 if TYPE_CHECKING:
     from kvgraft_testing.result import Result

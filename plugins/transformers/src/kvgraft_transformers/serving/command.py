@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvgraft import ConfigError, GuardMode
-from kvgraft.cli.cache_options import (
+from kvgraft.config import CacheConfig, PrefetchPolicy, StorePolicy, parse_config
+from kvgraft_cli.cache_options import (
     PolicyName,
     check_tenants,
     cut_tokens_option,
@@ -23,8 +24,7 @@ from kvgraft.cli.cache_options import (
     tenant_option,
     write_policy_option,
 )
-from kvgraft.cli.sizes import PoolSize, TokenCount, WholeNumber
-from kvgraft.config import CacheConfig, PrefetchPolicy, StorePolicy, parse_config
+from kvgraft_cli.sizes import PoolSize, TokenCount, WholeNumber
 from kvgraft_transformers.serving.checkpoint import (
     check_device,
     find_checkpoint,

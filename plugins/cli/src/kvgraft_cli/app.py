@@ -14,11 +14,11 @@ from difflib import get_close_matches
 import click
 
 import kvgraft
-from kvgraft.cli.components import components
-from kvgraft.cli.doctor import COMMANDS, doctor
 from kvgraft.errors import KvgraftError
 from kvgraft.optional import PARTS, Published, how_to_install, published
 from kvgraft.refusals import of_type, other_names
+from kvgraft_cli.components import components
+from kvgraft_cli.doctor import COMMANDS, doctor
 
 __all__ = ["main"]
 

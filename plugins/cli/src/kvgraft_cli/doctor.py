@@ -14,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 import kvgraft
-from kvgraft.cli.console import OutputConsole
 from kvgraft.compiled import is_compiled
 from kvgraft.contract import API_VERSION
 from kvgraft.errors import ConfigError
 from kvgraft.optional import PARTS, PARTS_GROUP, how_to_install, published
 from kvgraft.packages.registry import discover, policy_names
 from kvgraft.sizes import format_nbytes
+from kvgraft_cli.console import OutputConsole
 
 __all__ = ["doctor"]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from kvgraft.cli.app import main
+from kvgraft_cli.app import main
 
 __all__ = ["main"]

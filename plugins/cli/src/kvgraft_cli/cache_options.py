@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from kvgraft.cli.sizes import ByteCount, TokenCount
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.packages.registry import load_policy
+from kvgraft_cli.sizes import ByteCount, TokenCount
 
 __all__ = [
     "OptionGroup",

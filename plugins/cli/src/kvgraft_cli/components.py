@@ -10,11 +10,11 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from kvgraft.cli.console import OutputConsole
 from kvgraft.contract import API_VERSION
 from kvgraft.errors import ConfigError, KvgraftError, PluginError
 from kvgraft.packages.registry import Found, Plugin, discover
 from kvgraft.tree.component import ComponentShape
+from kvgraft_cli.console import OutputConsole
 
 __all__ = ["components", "default_shape", "describe", "parse_component"]
 
