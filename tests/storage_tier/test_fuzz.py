@@ -13,8 +13,8 @@ import xxhash
 
 from kvgraft import SnapshotError
 from kvgraft.cache import Cache
-from kvgraft.files import unfinished_path
 from kvgraft_storage.canonical import decode, encode
+from kvgraft_storage.files import unfinished_path
 from kvgraft_storage.tier.snapshot import HEAD, MAX_NBYTES, Boundary, read_snapshot
 
 from ..serving.setups import installed

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from kvgraft.errors import ConfigError
-from kvgraft.files import unfinished_path
 from kvgraft_file.directory import Directory
 from kvgraft_storage import Status, Storage
+from kvgraft_storage.files import unfinished_path
 from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
 from tests.commands import ROOT, run
 

@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from kvgraft.errors import ConfigError
-from kvgraft.files import replace_file
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragments
 from kvgraft_accelerator.protocol import CopySizes, Purpose
@@ -116,7 +115,9 @@ def kept(where: Path | None, key: Mapping[str, str], measure: Callable[[], CopyS
     try:
         where.mkdir(parents=True, exist_ok=True)
         written = json.dumps({"key": dict(key), "sizes": sizes._asdict()}, indent=1)
-        replace_file(path, written.encode())
+        unfinished = path.with_name(f"{path.name}.{os.getpid()}")
+        unfinished.write_text(written, encoding="utf-8")
+        unfinished.replace(path)
     except OSError as error:
         logger.warning("%s: %s; copies are timed again at the next start", path, error)
     return sizes

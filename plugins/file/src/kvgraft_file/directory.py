@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvgraft import ConfigError
-from kvgraft.files import (
+from kvgraft_file.disk import SUBJECT, DiskFile, supports_direct
+from kvgraft_file.open_files import OpenFiles
+from kvgraft_file.segment import SUFFIX, segment_path
+from kvgraft_file.shared_hints import SharedHints
+from kvgraft_storage.files import (
     NotRegularFileError,
     has_name,
     open_regular,
     remove_unfinished,
     try_lock,
 )
-from kvgraft_file.disk import SUBJECT, DiskFile, supports_direct
-from kvgraft_file.open_files import OpenFiles
-from kvgraft_file.segment import SUFFIX, segment_path
-from kvgraft_file.shared_hints import SharedHints
 
 __all__ = ["LOCK", "Directory", "Listed", "holds_store"]
 

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvgraft.files import open_regular, unfinished_path
 from kvgraft_file.open_files import OpenFiles
 from kvgraft_storage import BLOCK_NBYTES, aligned
+from kvgraft_storage.files import open_regular, unfinished_path
 
 __all__ = ["DISK_ERRORS", "NO_ROOM", "SUBJECT", "DiskFile", "TruncatedRead", "supports_direct"]
 

@@ -35,7 +35,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvgraft.files import unfinished_path
 from kvgraft_file.disk import (
     DISK_ERRORS,
     SUBJECT,
@@ -54,6 +53,7 @@ from kvgraft_file.record import (
 )
 from kvgraft_file.transfer import has_header, is_whole, read_header
 from kvgraft_storage import BLOCK_NBYTES, aligned
+from kvgraft_storage.files import unfinished_path
 
 if TYPE_CHECKING:
     from kvgraft_file.catalog import Entry

@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.files import has_name, open_regular
+from kvgraft_storage.files import has_name, open_regular
 
 __all__ = ["NAME", "SharedHints"]
 

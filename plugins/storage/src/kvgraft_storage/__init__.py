@@ -7,6 +7,7 @@ supervised          a scheduler's client, `Storage`: attachment, calls, workers,
 completions         one queue for all tickets
 events, hints       changes of a store, and guesses of presence, without asking it
 engines, weights    what adapters for foreign engines share
+files               files that are written whole or not at all
 """
 
 from __future__ import annotations

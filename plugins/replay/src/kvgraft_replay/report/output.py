@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kvgraft.errors import ConfigError
-from kvgraft.files import replace_file, unfinished_file
+from kvgraft_storage.files import replace_file, unfinished_file
 
 __all__ = ["Target", "expect_distinct", "write_whole"]
 

@@ -18,11 +18,11 @@ from typing import NamedTuple
 import xxhash
 
 from kvgraft.errors import SnapshotError
-from kvgraft.files import replace_file
 from kvgraft.tree.keys import NAMESPACE_DEPTH, TOKEN_BYTES, TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft_storage.canonical import decode, encode
+from kvgraft_storage.files import replace_file
 
 __all__ = ["Boundary", "read_snapshot", "write_snapshot"]
 
