@@ -123,7 +123,7 @@ class Administrator:
 
     def change_to(self, subset: set[str]) -> None:
         """Install missing distributions and remove surplus ones."""
-        distributions = (f"kvgraft-{name}" for name in ("cli", "replay", *subset))
+        distributions = (f"kvgraft-{name}" for name in ("cli", "storage", "replay", *subset))
         self.environment.change_to("kvgraft", *distributions)
         self.installed = subset
 

@@ -20,6 +20,7 @@ Environments = Callable[..., Environment]
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
+REPLAY = ("kvgraft-cli", "kvgraft-storage", "kvgraft-replay")
 PARTS = ("cli", "testing", "guard", "storage", "accelerator", "arena", "observe")
 
 
@@ -80,7 +81,7 @@ def test_a_component_asks_for_the_core_and_publishes_its_name(
 def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly(
     environment: Environments, component: str
 ) -> None:
-    alone = environment("kvgraft", "kvgraft-cli", "kvgraft-replay", f"kvgraft-{component}")
+    alone = environment("kvgraft", *REPLAY, f"kvgraft-{component}")
     (row,) = listed(alone)
     assert (row["name"], row["distribution"], row["status"]) == (
         component,
@@ -182,9 +183,7 @@ def test_without_their_packages_replay_and_the_file_store_name_them(
 
 @pytest.mark.long
 def test_all_components_together_replay_from_their_wheels(environment: Environments) -> None:
-    together = environment(
-        *("kvgraft", "kvgraft-cli", "kvgraft-replay"), *(f"kvgraft-{name}" for name in COMPONENTS)
-    )
+    together = environment("kvgraft", *REPLAY, *(f"kvgraft-{name}" for name in COMPONENTS))
     assert {row["name"] for row in listed(together)} == set(COMPONENTS)
     done = together.kvgraft(
         *("replay", "--synthetic", "agents", "--requests", "60", "--host-tokens", "2000000"),
