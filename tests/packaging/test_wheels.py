@@ -154,7 +154,10 @@ NO_TIER = (
     "kvgraft: doctor file:.: stores are looked at by a package that is not installed; "
     f"{ADVICE}/storage\n"
 )
-NO_REPLAY = f"kvgraft: command 'replay' is not installed; {ADVICE}/replay\n"
+NO_REPLAY = (
+    f"kvgraft: command 'replay' is not installed; {ADVICE}/storage ./plugins/guard "
+    "./plugins/replay\n"
+)
 NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/file\n"
 
 

@@ -25,12 +25,14 @@ __all__ = ["main"]
 SET_BY = {"device_bytes": "--device-tokens", "host_bytes": "--host-tokens"}
 """The options behind settings of other names; the others are called as their settings."""
 
+REPLAY = (*PARTS["guard"], "plugins/replay")
+
 ADDED_BY = {
     "check": PARTS["simulated"],
     "new-component": PARTS["simulated"],
     "new-policy": PARTS["simulated"],
-    "plan": ("plugins/replay",),
-    "replay": ("plugins/replay",),
+    "plan": REPLAY,
+    "replay": REPLAY,
     "serve": ("plugins/transformers/requirements.txt",),
     "storage": PARTS["storage"],
 }
