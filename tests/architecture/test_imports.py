@@ -88,7 +88,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 19_863
+MOST_LINES = 19_931
 """Of the core's source."""
 
 

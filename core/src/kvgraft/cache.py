@@ -548,7 +548,7 @@ class Cache(Serving):
         return self.pins.pin(key, owner, n_tokens // self.tree.page_size)
 
     def unpin(self, pin: Pin) -> None:
-        """Let go of a pinned prefix: its data is evicted as any other.
+        """Unpin a prefix: its data may be evicted again.
 
         Nothing happens if its namespace was cleared meanwhile.
 
@@ -558,7 +558,7 @@ class Cache(Serving):
         self.pins.unpin(pin)
 
     def unpin_all(self, owner: str) -> int:
-        """Let go of all that an owner pinned; returns how many pins that were."""
+        """Unpin all prefixes of an owner; returns how many there were."""
         return self.pins.unpin_all(_expect_owner("unpin_all", owner))
 
     def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
@@ -687,7 +687,7 @@ class Cache(Serving):
         return self._open_stream(limit, observer)
 
     def add_tracer(self, tracer: Tracer) -> None:
-        """Tell a tracer of every step of requests' lives from now on.
+        """Notify a tracer of every step of requests' lives from now on.
 
         It is called in the midst of the engine's calls. With no tracer a step costs a comparison.
 
@@ -701,7 +701,7 @@ class Cache(Serving):
         self._use_tracers(tracers)
 
     def remove_tracer(self, tracer: Tracer) -> None:
-        """Tell a tracer nothing more; one that was never added is none."""
+        """Stop notifying a tracer; nothing happens if it was never added."""
         if self.tracers is not None:
             self.tracers.remove(tracer)
             self._use_tracers(self.tracers)

@@ -463,7 +463,7 @@ class Serving:
             )
 
     def _runs_no_more(self, request: Request) -> None:
-        """Its key is free for others."""
+        """Free the request's key for others."""
         if request.stage is ADMITTED:
             del self.running[id(request.key)]
 

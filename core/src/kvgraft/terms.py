@@ -77,7 +77,7 @@ class Term(ABC):
         return self == other
 
     def is_within(self, other: Term) -> bool:
-        """The same seen from the other side, for an `other` that does not know this term."""
+        """Whether `other` needs all that this term needs, for an `other` that does not know it."""
         del other
         return False
 

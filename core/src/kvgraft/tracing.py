@@ -22,7 +22,7 @@ logger = logging.getLogger("kvgraft")
 
 
 class Tracer:
-    """Is told of every step; a subclass overrides the methods of those it is about.
+    """Gets every step; a subclass overrides the methods it needs.
 
     The cache's thread calls it inside the engine's calls, so it must be quick. Of the cache it may
     call `explain` and `stats` alone. If it raises, the error is logged, the engine's call goes on,
@@ -64,7 +64,7 @@ class Tracers:
         return bool(self._tracers)
 
     def add(self, tracer: Tracer) -> None:
-        """Tell it too, from now on; once a step, however often it is added.
+        """Notify a tracer from now on, once per step, however often it is added.
 
         Raises:
             ConfigError: it is no tracer.
@@ -78,11 +78,11 @@ class Tracers:
         self._tracers = (*self._tracers, tracer)
 
     def remove(self, tracer: Tracer) -> None:
-        """Tell it nothing more."""
+        """Stop notifying a tracer."""
         self._tracers = tuple([each for each in self._tracers if each is not tracer])
 
     def notify(self, step: str, *about: object) -> None:
-        """Tell all of them of a step, a method of `Tracer`; one that raises is let go."""
+        """Call one method of `Tracer` on all of them; one that raises is removed."""
         for tracer in self._tracers:
             try:
                 getattr(tracer, step)(*about)

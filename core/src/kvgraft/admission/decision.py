@@ -180,6 +180,9 @@ def default_demand(component: TreeComponent, query: DemandQuery) -> Demand:
         decodes = int(query.total > query.prompt)
         return new_demand((1 + query.host_slots, query.checkpoints + decodes, ()))
     page_size, computed, step, prompt, tokens, host_slots, _ = query
+    #   pages   ├─ held ─┼─ chunk ─┼─ rest of prompt and decode ─┼─ slack ─┤ = total
+    #   now   = min(peak, chunk + slack) + host hits         later = peak - min(peak, chunk + slack)
+    #   peak  = total, or less where the reach is bounded: pages behind it are given back meanwhile
     held = -(-computed // page_size)
     last = -(-tokens // page_size)
     total = component.stored_between(held, last + SLACK_PAGES)

@@ -141,6 +141,10 @@ class Budget:
         small for the least it can run with. The demand decided on is kept on the request for
         `open`.
         """
+        #   needed <= headroom, in every pool           admitted
+        #   needed + own prefix <= capacity             deferred: it fits once others have ended
+        #   else    fewer points, then no state behind the decode, then a smaller chunk (A6, I11)
+        #   nothing helps                               never fits (A8)
         if request.points_left_out is not None:
             request.checkpoints, request.points_left_out = list(request.points), None
         request.keeps_decoded = True

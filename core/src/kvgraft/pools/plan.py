@@ -52,7 +52,7 @@ def available_nbytes(device: torch.device) -> int | None:
 
 
 def host_available_nbytes(root: Path = Path("/")) -> int | None:
-    """Bytes of main memory that can be taken without swapping; None where nobody tells.
+    """Bytes of main memory that can be taken without swapping; None where that is unknown.
 
     The least of the machine's available memory and the memory that the control groups (v2 or v1) of
     this process and all above it leave: their limit less their use. Caches of files do not count as

@@ -9,6 +9,6 @@ publishing      its data, offered to the tree and shared
 backup          which nodes are copied to HOST, and when
 eviction        slots freed for it in one pool
 rows, stepping  page tables, and a step of all that run
-uses            what is said of its data: classes, priorities, times to live
+access          classes, priorities and times to live of its data
 pins, pending   prefixes that stay; pages that another request computes
 """

@@ -126,7 +126,7 @@ MOST_PRIORITY: Final = 8
 
 
 class RequestedRetention(NamedTuple):
-    """The treatment that an engine asks for a request's data.
+    """The retention that an engine asks for a request's data.
 
     Attributes:
         priority: data of a lower one leaves first.
@@ -138,7 +138,7 @@ class RequestedRetention(NamedTuple):
 
 
 class Retentions:
-    """Gives requests' uses their terms; does nothing while no request has asked for one.
+    """Sets how long requests' data is kept; does nothing until a request asks for it.
 
     Args:
         tree: stamps the data that requests use.

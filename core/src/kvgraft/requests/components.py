@@ -31,6 +31,9 @@ class Account:
         load: how many of them are for its load-back.
     """
 
+    #   held + promised <= peak + load        ledger.promised = sum of its accounts' promised
+    #   take      promised - n, held + n
+    #   release   held - n, promised + min(n, as much as peak and remaining allow)
     __slots__ = ("held", "ledger", "load", "peak", "promised", "remaining")
 
     def __init__(self, ledger: Ledger) -> None:
@@ -108,7 +111,7 @@ class Account:
         self.ledger.promised -= n
 
     def close(self) -> None:
-        """Give the promise back; the slots are given back by their owner."""
+        """Give the promise back; the owner of the slots gives those back."""
         self.ledger.promised -= self.promised
         self.promised = self.load = self.peak = self.remaining = 0
 

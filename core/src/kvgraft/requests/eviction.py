@@ -24,7 +24,7 @@ MOST_PIECES: Final = 16
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Evictor:
-    """Evicts for exact shortfalls, one pool at a time.
+    """Frees exactly the slots that are short, one pool at a time.
 
     Args:
         tree: decides on victims.
@@ -56,6 +56,7 @@ class Evictor:
             tenant: for whom: it loses its own data, and takes what others borrowed (K4, K5); None
                 for nobody, who may take any.
         """
+        #   cleared ─► left behind, oldest first ─► the clean reserve ─► the policy's order
         ledger = component.device if tenant is None else component.devices[tenant]
         if n_slots <= ledger.room:
             return True
@@ -124,7 +125,7 @@ class Evictor:
         return self.evict_host(component, n_slots, tenant)
 
     def evict_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
-        """`ensure_host` in the order of eviction."""
+        """`ensure_host` behind the sweeper."""
         ledger = component.host if tenant is None else component.hosts[tenant]
         assert ledger is not None
         if n_slots > ledger.room:

@@ -116,7 +116,7 @@ class HitCounts:
         ]
 
     def _count_loaded(self, request: Request) -> Loaded:
-        """Some of a request's prefix is on HOST alone; it was counted as on DEVICE."""
+        """Correct the counts of a prefix that was counted as on DEVICE: some is on HOST alone."""
         tree, fetched = self._tree, request.fetched
         size, anchor = tree.page_size, request.anchor_tokens
         start = max(request.device_tokens, fetched.start * size)

@@ -89,6 +89,10 @@ class Leases:
 
         It gets new parts: a caller whose request holds slots gives those of the old ones back.
         """
+        #   0 ───── device_anchor ───── anchor ───── base ───── limit
+        #   all on DEVICE │ some on HOST  │ wider components have data, a narrower one lacks its own
+        # Falls back to device_anchor where computing is faster, and to 0 where pins would break a
+        # promise. Afterwards all reaches at the anchor are pinned (M7).
         tree = self.tree
         found, asked, limited = self._match(request.key, limit)
         host_from = None
@@ -148,6 +152,9 @@ class Leases:
         may be a state, of which it has a live one, and extra pages that a component asks to pin:
         where they are promised, they stay unpinned.
         """
+        #   0 ────────── shared ────────── position       the reach at position, a window of w pages
+        #        [position - w .................)
+        #        [ pinned    )[ the request's own )
         position = request.computed // self.tree.page_size
         ahead: list[tuple[Span, ...] | None] = [None] * len(self.tree.components)
         if position > shared:

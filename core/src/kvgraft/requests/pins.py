@@ -132,7 +132,7 @@ class Pins:
         return pin
 
     def unpin(self, pin: object) -> None:
-        """Let go of a pin; nothing happens if its namespace was cleared.
+        """Release a pin; nothing happens if its namespace was cleared.
 
         Raises:
             LeaseError: it was unpinned before, or is none of this cache.
@@ -148,7 +148,7 @@ class Pins:
         self._end(held)
 
     def unpin_all(self, owner: str) -> int:
-        """Let go of all pins of an owner; how many there were."""
+        """Release all pins of an owner; returns how many there were."""
         mine = [pin for pin in self if pin.owner == owner]
         for pin in mine:
             self._end(pin)
@@ -250,7 +250,7 @@ class _Holders(TreeObserver):
                 self.slots[ledger] -= component.n_slots(node)
 
     def split(self, upper: Node, node: Node) -> None:
-        """Both parts are held as the whole was; a state stays with the lower one."""
+        """Both parts are held like the whole was; a state stays with the lower one."""
         for component in self._paged:
             for ledger in (component.device, component.host):
                 pins = self._pins.get(ledger) if ledger is not None else None

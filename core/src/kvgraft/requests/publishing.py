@@ -27,7 +27,7 @@ __all__ = ["EvictFirstSchedule", "Offers", "Publisher", "Retained"]
 
 
 class Retained(NamedTuple):
-    """Pages that a running request keeps private while it publishes others.
+    """Pages that a running request retains as its own while it publishes others.
 
     Attributes:
         position: where it goes on; pages that bounded reaches cover there stay private.
@@ -133,12 +133,12 @@ BEHIND_TOKENS: Final = 64
 
 
 class EvictFirstSchedule(NamedTuple):
-    """When a decoding request leaves pages behind.
+    """When a decoding request has pages to evict first: those behind its reaches.
 
     Attributes:
         page: at this boundary at the latest.
         behind: from this boundary on, some are behind its reaches.
-        low_pages: those are left once so many pages have slots: no more are promised.
+        low_pages: they are handed over once so many pages have slots: no more are promised.
     """
 
     page: int
@@ -299,6 +299,11 @@ class Publisher:
         well, so that its tables do not change; where they cannot be pinned beside them (A12),
         left-behind pages are given back instead.
         """
+        #   0 ────── anchor ────────── there ────────────── end          position
+        #   pinned     │ others' nodes   │ the request's pages │  what reaches at position
+        #              │ pinned beside   │ go to the tree, and │  need stays private
+        #              │ its own copies  │ are pinned there    │
+        # Prefix-closed slots: private -> pinned. Its promises stay as they were (I12).
         there = self._there_already(request, end)
         if there is None:
             self.pages.give_back_behind(request, position)

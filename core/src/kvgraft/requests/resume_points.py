@@ -140,6 +140,9 @@ class ResumePoints:
         For caches where points matter. Boundaries in pages. `asked` are the components' own (M5);
         the engine's are the request's.
         """
+        #   anchor ──── base ──────── repeat ── last ── prompt      repeat < last: an aligned prompt
+        #               BRANCH        REPEAT    PROMPT_END          ASKED wherever somebody asked
+        # A state is captured where it was asked for, or saves `cut_pages` against the one before.
         size, anchor = self.tree.page_size, found.anchor
         last, repeat = request.prompt // size, (request.prompt - 1) // size
         named = {*asked, *request.resume_at} if asked or request.resume_at else NO_PAGES

@@ -82,6 +82,9 @@ def slot_table(
         LeaseError: the request has ended, or is none.
         ConfigError: a component of states.
     """
+    #   start ─── above ───────── anchor ──────────── allocated
+    #        -1 ... │ pinned cells   │ its own runs, -1 between them
+    #               │ own runs where it reads its own pages, though the tree has some (`beside`)
     request = _expect_pages(given, component)
     on_device = tier is DEVICE
     index = component.index

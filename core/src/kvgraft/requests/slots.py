@@ -273,6 +273,8 @@ class StateSlots:
         The copy waits until then, because a request that ends here donates the state itself (I7).
         Page 0 stands for no boundary: a state that was due and not kept has been overwritten.
         """
+        #   POINT    a promised point is at `page`        GRID, LEFT   in the prompt, if there is
+        # room   DECODED  behind the prompt, at multiples of `decode_pages`
         due_as = DECODED
         parts = request.state_components
         for part in parts:

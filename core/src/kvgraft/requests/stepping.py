@@ -304,6 +304,10 @@ class Stepper:
             sliding = rows.slides
             next_page = (rows.length[sliding] // size + 1) * size
             rows.next_event_tokens[sliding] = np.minimum(rows.next_event_tokens[sliding], next_page)
+        #   fast while   length < next_event_tokens       a boundary that matters is ahead
+        #          and   end <= promised                  its pages are promised
+        #          and   first < low_pages, or            enough is promised to go on
+        #                length < behind                  nothing is behind its reaches
         slow = batch.length >= rows.next_event_tokens[at]
         if batch.n_tokens:
             slow |= batch.end > rows.promised[at]
@@ -370,7 +374,7 @@ class Stepper:
         return all(n_pages * each.slots_per_page <= each.device.room for each in self.rows.paged)
 
     def _take_in_order(self, batch: Batch, allocate: Callable[[Request, int], bool]) -> list[int]:
-        """One after the other, as their room is made; those whose turn needs none together."""
+        """Serve requests one by one where room has to be made, and those between them together."""
         refused: list[int] = []
         together: list[int] = []
         needed = 0

@@ -148,7 +148,7 @@ class Ticket:
         return layer not in self.layers or self.layers.index(layer) < self.layers_done
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end, at most `timeout_s` seconds; whether it came."""
+        """Wait for the end, at most `timeout_s` seconds; whether it ended."""
         with self._progress:
             return self._progress.wait_for(lambda: self._done, timeout_s)
 

@@ -61,7 +61,7 @@ class Counters:
     """Transfers of one direction since the cache was made; slots per component.
 
     Attributes:
-        waits: how often somebody could not go on until some had ended.
+        waits: how often a caller had to wait until some had ended.
     """
 
     __slots__ = ("completed", "failed", "slots", "started", "waits")
@@ -237,7 +237,7 @@ class Journal:
 
 
 def _notify_committed(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
-    """Tell every component that it was committed, even if another's hook raises (I8)."""
+    """Call every component's commit hook, even if another's raises (I8)."""
     with ExitStack() as calls:
         for mounted, query in reversed(queries):
             if mounted.transfer_hooks is not None:
@@ -245,7 +245,7 @@ def _notify_committed(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
 
 
 def _notify_aborted(queries: Sequence[tuple[Mounted, TransferQuery]]) -> None:
-    """Tell every component that it was aborted, even if another's hook raises (I8)."""
+    """Call every component's abort hook, even if another's raises (I8)."""
     with ExitStack() as calls:
         for mounted, query in reversed(queries):
             if mounted.transfer_hooks is not None:

@@ -130,6 +130,9 @@ def victim_at(tree: Tree, node: Node, component: TreeComponent, below: int = 0) 
     of_another = tree.for_tenant is not None and node.tenant != tree.for_tenant
     if of_another:
         _keep_guaranteed(tree, node, component, component.devices[node.tenant])
+    #               wider reach   the component   narrower reaches        (E3)
+    #   inside        stays          leaves            leave
+    #   at a leaf     leaves         leaves            leave
     held = []
     pinned = False
     for other, its in zip(tree.components, node.cells):
@@ -434,7 +437,7 @@ class Sweeper:
         return [node for node in visited if node is not None and node.parent is not None], done
 
     def resume(self) -> None:
-        """Some steps; once all is visited, again those that were held."""
+        """Take some steps; once all is visited, visit again what was held."""
         if not self._path:
             self._path = [_Visit(root) for root in self.tree.cleared]
         for _ in range(self.n_steps):
@@ -450,7 +453,7 @@ class Sweeper:
         self.is_behind = False
 
     def ensure_free(self, ledger: PoolBooks, n_slots: int) -> None:
-        """Some steps among data not visited before, fewer where a ledger has room for `n_slots`."""
+        """Take some steps through data not visited yet, until a ledger has room for `n_slots`."""
         asked, self.tree.for_tenant = self.tree.for_tenant, None
         try:
             for _ in range(self.n_steps):

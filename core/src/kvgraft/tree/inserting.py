@@ -150,6 +150,10 @@ def insert(
         leaf: a node that may grow in place, if the request's receipt alone holds it; its boundary
             moves, and the caller's receipt with it.
     """
+    #   key    ──start.end──────────────┬───────────────────────┬───────────────────end
+    #   tree      child, merged whole   │ child, cut where the  │ new nodes, cut where
+    #             as far as both agree  │ offer begins or ends  │ the offer changes
+    # Invariant: every offered slot of pages [start.end, page) was adopted or freed (I1).
     data, page_bytes = key.data, tree.page_bytes
     node, page = start, start.end
     gained: list[Node] = []
@@ -325,6 +329,8 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
     Slots that a gap of the component they hang from would make useless are freed as well (T4).
     Computing existing data again is a use of it, unless it is left behind again.
     """
+    #   cell empty, and data it depends on is there:  private -> evictable, or pinned (L4)
+    #   cell full, or of no use without wider data:   private -> free
     cells = node.cells
     wanted = cells[component.index].device is None
     for index in component.depends_on:

@@ -170,6 +170,11 @@ class PoolBooks:
             )
 
 
+#   free ──take_private──► private ──insert──► evictable ◄──release─── pinned
+#     │                                        evictable ───acquire──► pinned
+#     └──reserve──► in_flight ──commit──► evictable, or pinned where a receipt holds the cell
+#   back to free: give_private, evict, cancel; evict with a copy passes through in_flight.
+#   No arrow changes the sum.
 class Ledger(PoolBooks):
     """Books that are written.
 

@@ -87,6 +87,10 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> tuple[Node, int]:
     Returns:
         The last node reached, and the pages matched: up to its end, or inside it.
     """
+    #   root ──[0..4)── A ──[4..8)── B ──[8..12)── C        the key was last found at A, and agrees
+    #                   └ starts here                       with C's edge up to page 10: (C, 10)
+    # Invariant: the path to `node` equals the key's first `offset` bytes, and every prefix-closed
+    # component has data on each node of it, on some tier.
     data, page_bytes, prefix_closed = key.data, tree.page_bytes, tree.prefix_closed
     limit_bytes = limit * page_bytes
     node = _known(key, root, limit)
@@ -244,6 +248,7 @@ def _first_gap(
         there = not device_only or readable(node.cells[position], component, device_only=True)
         return None if there else node
     if component.window_pages is not None:
+        #   boundary 9, window 3:  [0..4)  [4..7)  [7..9)     upwards until a node ends at low = 6
         low = boundary - component.window_pages
         while above is not None and above.end > low and above.end:
             if not readable(above.cells[position], component, device_only=device_only):
@@ -285,6 +290,9 @@ def _deepest(
     Returns:
         Its node and its page; the root and 0 if there is none.
     """
+    #   boundary 12 ─ a window lacks a page ─► 9 ─ no state stands there ─► 8 ─ all accept ─► return
+    # No boundary between two tries is accepted by the component that failed the deeper one, so the
+    # first that all accept is the deepest.
     while node.parent is not None:
         if node.start >= boundary:
             node = node.parent

@@ -288,6 +288,9 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
 
     Room has been made before (R3). Returns None, leaving no trace, if a pool is short after all.
     """
+    #   free -> in_flight for every cell that lacks data; then the receipt's pages are pinned once
+    #   more, for the copy. All is undone where a pool or the headroom is short (R2, R4).
+    #   commit: in_flight -> pinned.      abort: in_flight -> free, and the pins go.
     plan = load_plan(receipt, tree.components)
     tenant = receipt.anchor.tenant
     reserved: list[tuple[TreeComponent, Node, bytes]] = []

@@ -159,6 +159,9 @@ def acquire(
         enforce: refuse to go below zero headroom; False for a caller that held the same slots
             before.
     """
+    #   cell with data, no pin yet:  evictable -> pinned      other cells: a pin more, no slot moves
+    # An empty cell takes its pin, too: data that arrives there is pinned (L4). Headroom is free +
+    # evictable - promised: below zero a promise would have nothing behind it, so all is undone.
     boundary = anchor.end
     if touch:
         tree.tick()
@@ -295,6 +298,9 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
 
     The receipt remembers, so its release later undoes only the rest. Whole nodes only.
     """
+    #   segment  [a......b......c......d)      nodes a..b, b..c, c..d
+    #   reach              [x.....position)    begins at x, inside b..c
+    #   kept            [b.............d)      whole nodes: a..b is unpinned
     anchor = receipt.anchor
     for component in tree.components:
         segment = receipt.segments[component.index]

@@ -34,7 +34,7 @@ __all__ = [
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class TreeObserver:
-    """Told of every change of nodes and data, in order; a subclass overrides the calls it needs.
+    """Gets every change of nodes and data, in order; a subclass overrides the calls it needs.
 
     It changes nothing in the tree, and an exception of it reaches the tree's caller.
     """
@@ -106,7 +106,7 @@ class Tree:
             use, see `kvgraft.policies`.
         use_class: class of the uses that come next.
         use_retention: how long their data is kept; None for no wish.
-        lifetimes: the terms of data; None while no use had any.
+        lifetimes: how long data is kept; None until a request asks for it.
         mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
         for_tenant: the tenant that room is being made for; None for nobody's request.
@@ -213,7 +213,7 @@ class Tree:
             raise ConfigError(f"component {name!r} is not in this cache; it has: {names}") from None
 
     def level(self, stamp: int) -> int:
-        """The level of data with a stamp: its priority, or `EXPIRED`; 0 while no data has terms."""
+        """The level of data with a stamp: its priority, or `EXPIRED`; 0 by default."""
         return 0 if self.lifetimes is None else self.lifetimes.level(stamp)
 
     def tick(self) -> None:
@@ -253,7 +253,7 @@ class Tree:
         return root
 
     def release_root(self, root: Node) -> None:
-        """They ended; an empty namespace that nobody works in leaves nothing behind."""
+        """A holder has ended; an empty namespace without holders is forgotten."""
         left = self._holders[root.ident] - 1
         if left:
             self._holders[root.ident] = left
@@ -271,7 +271,7 @@ class Tree:
                 del self.roots[namespace]
 
     def detach_roots(self, namespaces: Sequence[object]) -> list[Node]:
-        """Give namespaces an empty tree; returns the roots they had, which go when they are empty.
+        """Give namespaces an empty tree; returns their old roots, which leave once they are empty.
 
         Below those nothing is found any more.
         """
@@ -324,6 +324,8 @@ class Tree:
         the boundary at its end. Paged cells are cut in two copies, a state stays below; pins,
         recency, hits and transfers in flight hold for both parts; no ledger changes.
         """
+        #   before   parent ─ [start....at....end) node                d0 d1 d2 d3, state s
+        #   after    parent ─ [start..at) upper ─ [at..end) node       d0 d1 | d2 d3, state s
         parent = node.parent
         assert parent is not None
         assert node.start < at < node.end
@@ -456,7 +458,7 @@ class Tree:
         start: int,
         source: Tier | None,
     ) -> None:
-        """Book data that arrived on a cell, and tell of it."""
+        """Book data that arrived on a cell, and notify the observers."""
         cell = node.cells[component.index]
         on_device = tier is DEVICE
         ledger = (component.devices if on_device else component.hosts)[node.tenant]
@@ -488,7 +490,7 @@ class Tree:
     def leaves(
         self, node: Node, component: TreeComponent, tier: Tier, slots: bytes, cause: Cause
     ) -> None:
-        """Unpinned data leaves its cell, which has it still: tell of it, take it off the books."""
+        """Unpinned data is about to leave its cell: notify the observers, take it off the books."""
         on_device = tier is DEVICE
         for each in self.observers:
             each.leaving(node, component, tier, cause)

@@ -80,7 +80,7 @@ class StreamTicket(Ticket):
         return self.events[self.layers.index(layer)]
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end, at most `timeout_s` seconds; whether it came."""
+        """Wait for the end, at most `timeout_s` seconds; whether it ended."""
         return self._done or self._look(timeout_s)
 
     def wait_layer(self, layer: int, timeout_s: float) -> None:

@@ -166,7 +166,7 @@ class Contents:
         return total
 
     def forget(self, transfer: Transfer) -> None:
-        """It ends unseen; another transfer may be at its address later."""
+        """Forget a transfer that was not looked at: another one may get its `id()` later."""
         self._sources.pop(id(transfer), None)
 
     def ending(self, transfer: Transfer) -> None:

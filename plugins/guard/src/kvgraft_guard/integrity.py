@@ -33,7 +33,7 @@ __all__ = [
 
 
 class PinOwner(NamedTuple):
-    """A receipt somebody holds.
+    """A receipt, and who holds it.
 
     Attributes:
         who: the holder's name, for messages.

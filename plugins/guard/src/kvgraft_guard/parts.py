@@ -52,7 +52,7 @@ __all__ = [
 
 
 class _Guarded:
-    """A part that is notified of the guard when all parts are there."""
+    """A part that gets the guard once all parts are there."""
 
     guard: Guard | None = None
 

@@ -46,13 +46,13 @@ class Pinning:
         return after
 
     def unpin(self, given: Any) -> After:
-        """It frees nothing."""
+        """Unpinning frees no slot."""
         del given
         self.watched.rooms.expect(self.watched.nothing, host_too=False)
         return self._after
 
     def _after(self, result: Any, was: Reading, now: Reading) -> None:
-        """Pins that are left stand, and count as they hold."""
+        """The other pins are still in place, and their slots are counted once."""
         for pin in self.watched.cache.pins:
             self.check(pin)
         for component in self.tree.components:

@@ -72,7 +72,7 @@ class Attachment:
 
     @property
     def state(self) -> BreakerState:
-        """Of the breakers, whichever lets less pass."""
+        """The stricter of the two breakers' states."""
         states = {breaker.state for breaker in self.breakers.values()}
         for state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
             if state in states:

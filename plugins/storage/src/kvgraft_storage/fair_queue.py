@@ -1,4 +1,4 @@
-"""Calls that wait for a worker: fair between tickets, and between reads and writes.
+"""The queue of calls for workers: fair between tickets, and between reads and writes.
 
     reads    ticket A: [call call call]   ticket B: [call]        round robin in each row,
     writes   ticket C: [call call]                                the rows in turn
@@ -164,7 +164,7 @@ class FairQueue:
             self._first = deque(each for each in self._first if each[0] is not job)
 
     def let_leave(self, n_workers: int) -> None:
-        """So many workers end once nothing waits."""
+        """Let `n` workers end once no call waits."""
         with self._changed:
             self._n_leaving += n_workers
             self._changed.notify_all()
@@ -196,7 +196,7 @@ class FairQueue:
             return found
 
     def _next(self) -> tuple[TicketCalls, Job] | None:
-        """The kind whose turn it is, of that the ticket whose turn it is."""
+        """The next call: reads and writes in turn, and the tickets of each in turn."""
         for _ in range(len(self._turn)):
             waiting = self._waiting[self._turn[0]]
             self._turn.rotate(-1)

@@ -166,7 +166,7 @@ class StorageTicket:
         self.statuses[:] = statuses
 
     def settle_rest(self, verb: str, first: int, status: Status) -> None:
-        """Nothing came of its keys from `first` on, which waited in line."""
+        """End the keys from `first` on, which still waited in the queue."""
         n_keys = len(self.statuses) - first
         statuses = [status] * n_keys
         self._count(verb, statuses)

@@ -513,7 +513,7 @@ class Prefetching:
     # -- the end
 
     def _leave(self, prefetch: Prefetch, reason: str, time: Slice, *, stop: bool = True) -> None:
-        """A prefetch waits no longer; its fetch stops, if nobody else waits for it."""
+        """A prefetch stops waiting; its fetch ends unless another one waits for it."""
         fetch = prefetch.fetch
         if fetch is None:
             if prefetch.waits:

@@ -78,5 +78,5 @@ class Restoring:
         return f"<Restoring of {self.n_boundaries} boundaries: {self.tokens} tokens, {state}>"
 
     def stop(self) -> None:
-        """Go for nothing more."""
+        """Start no more prefetches."""
         self._left.clear()

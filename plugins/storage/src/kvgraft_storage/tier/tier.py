@@ -167,7 +167,7 @@ class StorageTier:
         self.client.attach(backend)
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
-        """Let go of the store while serving: drain, stop, release (S11).
+        """Detach the store while serving: drain, stop, release (S11).
 
         Prefetches end; data waiting to be stored is dropped and counted, and so is data still on
         its way to HOST: `Cache.drain` first keeps it. Go on polling until the ticket is done.
@@ -260,7 +260,7 @@ class StorageTier:
         self.prefetching.deliveries.let_go_of(namespaces)
 
     def give_way(self) -> Delivery | None:
-        """Let go of data kept for the request that came last, for one that needs the room (A8).
+        """Give up data kept for the request that came last, for one that needs the room (A8).
 
         Returns:
             The data that gave way, for `take_back` if it was not enough; None if there is no more.
@@ -268,7 +268,7 @@ class StorageTier:
         return self.prefetching.deliveries.give_way()
 
     def take_back(self, given: Sequence[Delivery]) -> None:
-        """Keep data again that gave way just now, in vain (A9)."""
+        """Keep data again that `give_way` gave up, as it was not enough (A9)."""
         self.prefetching.deliveries.take_back(given)
 
     def _expect_open(self) -> None:
