@@ -330,7 +330,8 @@ def test_a_version_taken_from_the_core_at_import_is_no_literal(
         assert f"declares '{API_VERSION}', and '0.0' beside another core" in done.stdout
 
 
-@pytest.mark.parametrize("name", ["swa", "mamba", pytest.param("hisparse", marks=pytest.mark.long)])
+@pytest.mark.long  # the components' own contract classes ask it in every run
+@pytest.mark.parametrize("name", ["swa", "mamba", "hisparse"])
 def test_components_whose_hooks_are_asked_are_asked_longer_queries(name: str) -> None:
     checker = Checker(select([name])[0], profile="dev")
     found = checker.check(CLAUSES["P3-queries-may-grow"])
