@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from random import Random
+from threading import Event
 from typing import Any
 
 from kvgraft import Cache, Chunk, Leading, Reach, TokenKey, Trailing
@@ -25,11 +26,18 @@ from ..mutants.legal import LEGAL
 from ..serving.components import PagedPackage, StatePackage
 from ..serving.engines import PromptEngine
 from ..serving.server import Server
-from ..storage_tier.shelf import AT_ONCE, Shelf, step_by_step
+from ..storage_tier.shelf import AT_ONCE, Shelf, step_by_step, until
 
 __all__ = ["Busy", "drawn"]
 
 SHAPE: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
+SHARING: dict[str, dict[str, Any]] = {
+    "full": {"n_layers": 1, "n_kv_heads": 2, "head_dim": 64},
+    "swa": {"n_layers": 1, "n_kv_heads": 2, "head_dim": 64},
+    "mamba": {"n_layers": 1, "conv_dim": 0, "n_heads": 8, "head_dim": 16, "state_dim": 16},
+}
+"""Options of components that share a budget, with slots of 8 KiB where a page has 16 tokens."""
+SLOT_NBYTES = 8192
 NAMESPACES: tuple[Any, ...] = (None, "a", "b", "")
 SETS: tuple[tuple[str, ...], ...] = (
     ("full",),
@@ -110,7 +118,7 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
     hosted = "hisparse" in names or "odd" in names
     host = random.choice([0, 8, 20, 40]) if not hosted else random.randint(16, 48)
     settings: dict[str, Any] = {
-        "components": {name: options_of(name, random, page) for name in names},
+        "components": {name: {**options_of(name, random, page)} for name in names},
         "page_size": page,
         "device_tokens": random.randint(12, 40) * page,
         "host_tokens": host * page,
@@ -130,7 +138,9 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
             "first": {"namespaces": ["a"], "guarantee": 0.34, "limit": random.choice([0.7, 1.0])},
             "second": {"namespaces": ["b"], "guarantee": random.choice([0, 0.34]), "weight": 2.0},
         }
-    if host and random.random() < 0.3:
+    elif all(name.partition("@")[0] in SHARING for name in names) and random.random() < 0.3:
+        _share_memory(settings, random)
+    if settings["host_tokens"] and random.random() < 0.3:
         settings["storage"] = StorageSettings.model_validate(
             {
                 "model": "m",
@@ -141,6 +151,22 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
             }
         )
     return settings, plugins
+
+
+def _share_memory(settings: dict[str, Any], random: Random) -> None:
+    """One budget for all pools of a tier, or of both: boundaries between them move."""
+    settings["page_size"] = 16
+    for name, options in settings["components"].items():
+        options.update(SHARING[name.partition("@")[0]])
+        options.pop("device_tokens", None)
+        if "window" in options:
+            options["window"] = random.choice([16, 33, 48])
+    settings["device_tokens"] = None
+    settings["device_memory"] = random.randint(20, 56) * SLOT_NBYTES
+    if settings["host_tokens"]:
+        settings["host_tokens"] = 40 * 16
+        if random.random() < 0.5:
+            settings["host_memory"] = random.randint(20, 56) * SLOT_NBYTES
 
 
 class Clock:
@@ -159,14 +185,17 @@ class Busy:
     Attributes:
         cache: the cache.
         settings, plugins: its settings, and packages that are not installed.
+        named: whether its engine names the points of its computation.
         leased, running: requests begun, and admitted.
         stepped: tokens of the last step that are not noted yet, by the request's `id()`.
+        drafted: requests, by their `id()`, whose tokens of the last step are not known yet.
         log: the calls so far.
     """
 
     def __init__(self, seed: int | str, **changed: Any) -> None:
         self.random = random = Random(seed)
         self.engine, self.clock = PromptEngine(), Clock()
+        self.named = random.random() < 0.3
         self.cache = self._opened(changed)
         self.page = self.cache.config.page_size
         self.shelf = Shelf(synchronous=True)
@@ -186,6 +215,7 @@ class Busy:
         length = 3 * self.page + 1
         self.systems = [[s] * (length + s) for s in range(1, 4)]
         self.stepped: dict[int, int] = {}
+        self.drafted: set[int] = set()
 
     def _opened(self, changed: dict[str, Any]) -> Cache:
         """A cache of drawn settings; those that are refused are drawn again."""
@@ -205,7 +235,7 @@ class Busy:
             (self.evict, 2), (self.transfer, 5), (self.clear, 0.5), (self.pin, 1), (self.unpin, 1),
             (self.restart, 1), (self.retract, 2), (self.fork, 1), (self.checkpoint, 3),
             (self.prefetch, 2), (self.read_events, 2), (self.look, 1), (self.pass_time, 1),
-            (self.step_all, 3), (self.move_memory, 1), (self.drain, 0.5),
+            (self.step_all, 3), (self.move_memory, 3), (self.drain, 0.5), (self.detach, 0.3),
         ]  # fmt: skip
         calls, weights = zip(*choices)
         for call in self.random.choices(calls, weights, k=moves):
@@ -337,17 +367,35 @@ class Busy:
         end = request.computed + n_tokens
         self.server.read(request)
         self.server.write(request, end)
-        self.cache.computed(request, n_tokens)
+        self.cache.computed(request, n_tokens, self.fence())
 
     def note(self, request: Request) -> None:
         """Tokens that a step gave slots to are computed, before any other call."""
-        n_tokens = self.stepped.pop(id(request), 0)
+        n_tokens = self.verified(request)
         if n_tokens:
             self.compute_of(request, n_tokens)
 
+    def verified(self, request: Request) -> int:
+        """How many tokens of the last step are right; its key has them from here on."""
+        n_tokens = self.stepped.pop(id(request), 0)
+        if id(request) in self.drafted:
+            self.drafted.remove(id(request))
+            n_tokens = self.random.randint(1, n_tokens)
+            lacks = request.computed + n_tokens - request.key.n_tokens
+            request.key.extend(range(request.key.n_tokens, request.key.n_tokens + max(0, lacks)))
+        return n_tokens
+
     def compute_of(self, request: Request, n_tokens: int) -> None:
         self.server.write(request, request.computed + n_tokens)
-        self.cache.computed(request, n_tokens)
+        self.cache.computed(request, n_tokens, self.fence())
+
+    def fence(self) -> Event | None:
+        """Sometimes an event that came already, as of an engine that names its computation."""
+        if not self.named or self.random.random() < 0.5:
+            return None
+        event = Event()
+        event.set()
+        return event
 
     def step_all(self) -> None:
         decoding = [
@@ -361,29 +409,36 @@ class Busy:
         chosen = [each for each in chosen if self.ends_where_computed(each)][:12]
         if not chosen:
             return
-        n_computed = [self.stepped.pop(id(each), 0) for each in chosen]
+        n_computed = [self.verified(each) for each in chosen]
         for request, n_tokens in zip(chosen, n_computed):
             self.server.write(request, request.computed + n_tokens)
-        if self.random.random() < 0.2:
-            self.cache.step(chosen, n_tokens=0, n_computed=n_computed)
+        kind, fence, n_tokens = self.random.random(), self.fence(), 1
+        if kind < 0.2:
+            self.cache.step(chosen, n_tokens=0, n_computed=n_computed, fence=fence)
             return
-        tokens = [each.key.n_tokens for each in chosen]
-        step = self.cache.step(chosen, tokens, n_computed=n_computed)
-        for request in chosen:
-            if all(each is not request for each in step.refused):
-                self.stepped[id(request)] = 1
-                self.server.read(request)
+        if kind < 0.5:
+            n_tokens = self.random.choice([1, 2, 4])
+            step = self.cache.step(chosen, n_tokens=n_tokens, n_computed=n_computed, fence=fence)
+        else:
+            tokens = [each.key.n_tokens for each in chosen]
+            step = self.cache.step(chosen, tokens, n_computed=n_computed, fence=fence)
+        for request in step.requests:
+            self.stepped[id(request)] = n_tokens
+            if kind < 0.5:
+                self.drafted.add(id(request))
+            self.server.read(request)
 
     def ends_where_computed(self, request: Request) -> bool:
         """Whether its key ends at the tokens computed so far, those of the last step included."""
-        return request.key.n_tokens == request.computed + self.stepped.get(id(request), 0)
+        given = 0 if id(request) in self.drafted else self.stepped.get(id(request), 0)
+        return request.key.n_tokens == request.computed + given
 
     def checkpoint(self) -> None:
         ready = self.ready()
         if ready:
             request = self.random.choice(ready)
             self.note(request)
-            self.cache.checkpoint(request)
+            self.cache.checkpoint(request, self.fence())
 
     def end(self) -> None:
         done = [each for each in self.ready() if each.computed >= each.prompt]
@@ -419,6 +474,7 @@ class Busy:
             return
         request = self.random.choice(everybody)
         self.stepped.pop(id(request), None)
+        self.drafted.discard(id(request))
         (self.leased if request in self.leased else self.running).remove(request)
         self.cache.abort(request)
 
@@ -498,6 +554,14 @@ class Busy:
         if len(self.prefetches) < 3:
             key = self.key()
             self.prefetches.append((key, tier.prefetch(key)))
+
+    def detach(self) -> None:
+        """The store goes and comes back; what was on its way is gone."""
+        tier = self.cache.storage
+        if isinstance(tier, StorageTier):
+            detached = tier.detach()
+            until(lambda: detached.done, self.cache)
+            tier.attach(self.shelf)
 
     def move_memory(self) -> None:
         names = [each.name for each in self.cache.mounted]

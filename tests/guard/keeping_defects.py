@@ -17,7 +17,7 @@ from kvgraft.serving import Serving
 from kvgraft.tree import eviction, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.lifetimes import Levels, Retention
+from kvgraft.tree.lifetimes import Levels, Lifetimes, Retention
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
@@ -198,3 +198,22 @@ def pins_that_count_after_their_end(put: Patch) -> None:
     put.setattr(pins._Holders, "remove", lambda self, *given: None)
     scene.cache.unpin(pin)
     scene.close()
+
+
+@breaks("T3")
+def a_drain_that_leaves_cleared_data_that_nobody_holds(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    request = scene.begin(LONGER)
+    scene.cache.clear()
+    scene.cache.abort(request)
+    put.setattr(eviction.Sweeper, "finish", lambda self: None)
+    scene.cache.drain()
+
+
+@breaks("T7")
+def a_time_to_live_by_a_clock_that_is_not_read(put: Patch) -> None:
+    scene = Scene()
+    scene.cache.finish(scene.computed(PROMPT, ttl_s=60))
+    put.setattr(Lifetimes, "read_clock", lambda self: None)
+    scene.cache.abort(scene.begin(LONGER))

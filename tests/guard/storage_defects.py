@@ -8,7 +8,7 @@ from typing import Any
 from kvgraft import StorageSettings, StorePolicy, Tier, TokenKey
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.pinning import Receipt, hold_host
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 from kvgraft_storage.tier import fetching
@@ -68,6 +68,25 @@ def a_prefetch_that_pins_nothing(put: Patch) -> None:
         return Receipt(node, [() for _ in tree.components], 0)
 
     scene, tier = stored()
+    scene.on_host_only(PROMPT[: 4 * PAGE])
+    come(scene)
+    put.setattr(fetching, "hold_host", hold)
+    tier.prefetch(TokenKey([*LONGER, 1]))
+    come(scene)
+
+
+@breaks("S1")
+def a_prefetch_that_leaves_out_the_nodes_above(put: Patch) -> None:
+    def hold(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | None:
+        receipt = hold_host(tree, node, boundary)
+        above = node.parent
+        while receipt is not None and above is not None and above.parent is not None:
+            above.cells[0].host_pins -= 1
+            above = above.parent
+        return receipt
+
+    scene, tier = stored()
+    scene.on_host_only(PROMPT[: 2 * PAGE])
     scene.on_host_only(PROMPT[: 4 * PAGE])
     come(scene)
     put.setattr(fetching, "hold_host", hold)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvgraft import Decision, Request, TokenKey
+from kvgraft.admission.decision import Waiting
 from kvgraft.requests.pending import Pending, PendingPages
 from kvgraft.serving import Serving
 
@@ -127,3 +128,17 @@ def a_wait_that_takes_points_of_the_other(put: Patch) -> None:
     scene = Scene(plain=True)
     put.into(scene.cache.pending, ask_for_point=greedy)
     waits(scene)
+
+
+@breaks("A8")
+def a_wait_for_others_than_those_that_hold_the_room(put: Patch) -> None:
+    waits_for = Serving._waits_for
+
+    def one_more(self: Serving, request: Request) -> Waiting:
+        waiting = waits_for(self, request)
+        return waiting._replace(running=waiting.running + 1)
+
+    scene = Scene(plain=True)
+    scene.admitted(PROMPT)
+    put.into(scene.cache, _waits_for=one_more)
+    assert scene.cache.admit(scene.begin(range(100, 140))).shortages

@@ -147,7 +147,7 @@ class Retentions:
 
     def __init__(self, tree: Tree, clock: Callable[[], float]) -> None:
         self.tree = tree
-        self._clock = clock
+        self.clock = clock
 
     def ask(self, call: str, request: Request, priority: Any, ttl_s: Any) -> None:
         """Note what is asked for; what is None stays as it was.
@@ -171,7 +171,7 @@ class Retentions:
         if self.tree.lifetimes is None:
             from kvgraft.tree.lifetimes import use_lifetimes
 
-            use_lifetimes(self.tree, self._clock)
+            use_lifetimes(self.tree, self.clock)
 
     def used(self, request: Request) -> None:
         """Give the retention that is asked for to all that the request uses from now on."""

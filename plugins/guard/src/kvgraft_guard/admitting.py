@@ -47,9 +47,10 @@ class Admitting:
         limit = self._limit(key)
         expected = self.watched.matches.expect(key, limit) if limit is not None else None
         watched.rooms.expect(watched.nothing, host_too=watched.copies_hits)
-        n_nodes = self.tree.n_nodes
+        n_nodes, now_s = self.tree.n_nodes, watched.now_s()
 
         def after(request: Request, was: Reading, now: Reading) -> None:
+            watched.check_time("begin", now_s)
             self._check_nothing_taken("begin", was, now, len(self.books.pools))
             splits = self.tree.n_nodes - n_nodes
             most = watched.most_splits(request.anchor_tokens // self.tree.page_size)
@@ -176,6 +177,7 @@ class Admitting:
                 return
             if decision.pending is None:
                 self._check_reasons(request, decision)
+                self._check_waits_for(request, decision)
             if was.counts == now.counts:
                 watched.promises.check_decision(request, decision)
                 return
@@ -351,6 +353,24 @@ class Admitting:
                     "A8", shortages[0].component, f"{decision}, and it fits an empty pool"
                 )
 
+    def _check_waits_for(self, request: Request, decision: Decision) -> None:
+        """A deferred request learns who holds the room (A8)."""
+        waits = decision.waits_for
+        if decision.outcome is not Outcome.DEFERRED or waits is None:
+            return
+        cache = self.watched.cache
+        others = [each.stage for each in cache.requests.values() if each is not request]
+        running = others.count(ADMITTED)
+        said = waits.running, waits.leased, waits.transfers, waits.pins
+        held = running, len(others) - running, sum(map(len, self.watched.queues)), len(cache.pins)
+        if said != held:
+            raise ContractViolation(
+                "A8",
+                None,
+                f"{decision}: it waits for {said} running and leased requests, transfers and pins; "
+                f"there are {held}",
+            )
+
     # -- the end
 
     def restart(self, request: Request) -> After:
@@ -388,8 +408,10 @@ class Admitting:
         shares = self.watched.shares
         admitted = request.stage is ADMITTED
         offer = shares.offer(request, ending=True) if admitted else None
+        now_s = self.watched.now_s()
 
         def after(cached: int, was: Reading, now: Reading) -> None:
+            self.watched.check_time("finish", now_s)
             size = self.tree.page_size
             if cached % size or not had * size <= cached <= max(request.computed, had * size):
                 raise ContractViolation(

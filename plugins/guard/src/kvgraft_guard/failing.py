@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from kvgraft.errors import ContractViolation, KvgraftError, PluginHookError
 from kvgraft.requests.request import Request
+from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.pinning import Receipt
 from kvgraft_guard.books import FREE, IN_FLIGHT, PINNED, PRIVATE, PROMISED, Counts, Reading
 from kvgraft_guard.standing import Standing
@@ -20,6 +21,13 @@ LEAVES_NO_TRACE = frozenset({"begin", "admit", "load_back", "restart", "next_chu
 
 MATCHES = frozenset({"begin", "admit", "restart"})
 """Operations that may begin backups of matched data."""
+
+
+GIVES_PROMISED = frozenset({"load_back", "allocate", "step"})
+"""Operations in which admitted requests get their slots."""
+
+INTERNAL = (AssertionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors that the core raises where the impossible happened, or for arguments of other types."""
 
 
 class GuardError(KvgraftError):
@@ -85,6 +93,30 @@ class Failing:
         for at, (before, after) in enumerate(zip(attempt.was.counts, now.counts)):
             if any(before[term] != after[term] for term in kept):
                 self._raise(attempt.name, at, before, after, error)
+        if isinstance(error, INTERNAL):
+            self._check_internal(attempt, error)
+
+    def _check_internal(self, attempt: Attempt, error: Exception) -> None:
+        """The core stumbled: over broken books, or over a promise that it could not keep (A7).
+
+        An assertion where slots are given says that there were none for an admitted request. In the
+        midst of a step the books are no help: some requests have theirs.
+        """
+        if attempt.name != "step":
+            self.watched.cache.check_integrity()
+        if attempt.name not in GIVES_PROMISED or not isinstance(error, AssertionError):
+            return
+        last = extract_tb(error.__traceback__)[-1]
+        raise ContractViolation(
+            "A7",
+            None,
+            f"{attempt.name} of an admitted request ends at `{last.line}` in {last.name}: "
+            f"{'; '.join(ledger.equation() for ledger in self._ledgers())}",
+        )
+
+    def _ledgers(self) -> list[PoolBooks]:
+        books = self.watched.books
+        return [pool.ledger for pool in books.pools[: books.n_device]]
 
     def _kept(self, attempt: Attempt, error: Exception) -> tuple[int, ...]:
         """Terms of the ledgers that must be as they were."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -12,11 +12,15 @@ from kvgraft.types import Namespaces, Tier
 from kvgraft_guard.watching import Guard
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from kvgraft.admission.decision import Decision
     from kvgraft.cache import Cache as _Operations
     from kvgraft.policies import Hint
     from kvgraft.requests.pins import Pin
     from kvgraft.requests.request import Request
+    from kvgraft.requests.stepping import Step
     from kvgraft.stats import ClearStats
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey
@@ -76,6 +80,26 @@ class GuardedOperations(_Operations):
 
     def abort(self, request: Request) -> None:
         self.guard.look("abort", super().abort, request)
+
+    def step(
+        self,
+        requests: Sequence[Request],
+        tokens: object = None,
+        *,
+        n_computed: object = None,
+        **others: Any,
+    ) -> Step:
+        step: Step = self.guard.look_at_step(
+            super().step, requests, tokens, n_computed=n_computed, **others
+        )
+        return step
+
+    def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
+        table = super().table(request, component)
+        if self.guard.period == 1:
+            with self.guard.checking("table"):
+                self.guard.watched.shares.check_table(request, component, table)
+        return table
 
     def poll(self) -> int:
         # A poll has nothing to do, and is not looked at, where nothing is in flight or cleared,

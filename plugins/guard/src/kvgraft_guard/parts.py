@@ -181,28 +181,40 @@ class GuardedStepper(_Guarded, Stepper):
 
     Of a sampled guard that is one request of so many, over all steps; its row of every table is
     looked at too. Array operations over the others are not; `check_integrity` compares their rows.
+    A guard that looks at everything takes two requests of three so, others the next time, and
+    compares the array operations over the rest with what they are to do.
     """
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
-        self._n_requests = 0
+        self._n_requests = self._n_steps = 0
 
     def chosen(self, requests: Sequence[Request]) -> npt.NDArray[np.bool_] | None:
-        if self.guard is None:
+        guard = self.guard
+        if guard is None:
             return None
-        at = np.arange(self._n_requests, self._n_requests + len(requests))
-        self._n_requests += len(requests)
-        chosen: npt.NDArray[np.bool_] = at % self.guard.period == 0
-        self.guard.chosen = [requests[each] for each in np.flatnonzero(chosen).tolist()]
+        chosen: npt.NDArray[np.bool_]
+        if guard.period == 1:
+            self._n_steps += 1
+            chosen = (np.arange(len(requests)) + self._n_steps) % 3 > 0
+            guard.steps.begins(requests, ~chosen)
+        else:
+            at = np.arange(self._n_requests, self._n_requests + len(requests))
+            self._n_requests += len(requests)
+            chosen = at % guard.period == 0
+        guard.chosen = [requests[each] for each in np.flatnonzero(chosen).tolist()]
         return chosen
 
     def end(self, batch: Batch, given: list[int], refused: list[int]) -> Step:
         step = super().end(batch, given, refused)
-        if self.guard is not None:
-            chosen, self.guard.chosen = self.guard.chosen, []
-            with self.guard.checking("step"):
-                for request in chosen:
+        guard = self.guard
+        if guard is not None:
+            chosen, guard.chosen = guard.chosen, []
+            with guard.checking("step"):
+                for request in chosen if guard.period > 1 else batch.requests:
                     self._check_stepped(request, batch, step)
+                if guard.period == 1:
+                    guard.steps.ends(batch.slow, batch.requests, step)
         return step
 
     def _check_stepped(self, request: Request, batch: Batch, step: Step) -> None:

@@ -12,7 +12,7 @@ from kvgraft.admission.decision import Decision, Outcome, Shortage
 from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.components import RequestState
+from kvgraft.requests.components import Due, RequestState
 from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -318,6 +318,24 @@ class Promises:
                     f"the request of {request.prompt} tokens owns {held} slots, {account.held} "
                     "are counted",
                 )
+            if isinstance(part, RequestState) and component.name in self._default_names:
+                self._check_states_ahead(request, part)
+
+    def _check_states_ahead(self, request: Request, part: RequestState) -> None:
+        """States are promised for what is ahead, and for nothing that was passed (I12)."""
+        account, decodes = part.account, request.total > request.prompt and request.keeps_decoded
+        ahead = len(request.checkpoints) + (part.live is None)
+        ahead += bool(part.due) and part.due_as is Due.POINT
+        ahead += decodes and part.tracked is None
+        promised = account.promised - account.load
+        if promised > ahead:
+            raise ContractViolation(
+                "I12",
+                part.component.name,
+                f"the request of {request.prompt} tokens at {request.computed} is promised "
+                f"{promised} states; ahead are {ahead}, its points among them: "
+                f"{request.checkpoints}",
+            )
 
     def peaks(self, request: Request) -> list[int]:
         """Most slots it was promised to hold at a time."""

@@ -415,7 +415,8 @@ class Running:
     def poll(self) -> After:
         """Transfers end; nothing is evicted but for slots that move (K7) and copies made ahead."""
         self._expect_moves()
-        return _nothing
+        watched, now_s = self.watched, self.watched.now_s()
+        return lambda result, was, now: watched.check_time("poll", now_s)
 
     def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> After:
         """An extent changes hands: as many slots move as it has (K7)."""
@@ -443,8 +444,26 @@ class Running:
                 raise ContractViolation(
                     "R2", None, f"drain says that all transfers ended, {in_flight} have not"
                 )
+            if all_ended:
+                self._check_cleared()
 
         return after
+
+    def _check_cleared(self) -> None:
+        """Nothing is in flight: cleared data that nobody holds is gone (T3)."""
+        for node in self.tree.nodes(self.tree.cleared):
+            held = [
+                cell.device_pins or cell.host_pins
+                for cell in node.cells
+                if cell.device is not None or cell.host is not None
+            ]
+            if not node.children and not any(held) and not node.receipts:
+                raise ContractViolation(
+                    "T3",
+                    None,
+                    f"{node!r} was cleared, and with nothing in flight it stays after a drain: "
+                    f"{len(held)} components have data of it",
+                )
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> After:
         """It returns the slots it freed, and is short only if nothing evictable was left (E6)."""

@@ -121,7 +121,7 @@ class Shares:
 
     # -- slots a request reads
 
-    def _read(self, request: Request) -> dict[int, Table]:
+    def tables(self, request: Request) -> dict[int, Table]:
         """Per paged component, a slot for each allocated page; -1 for none."""
         path: list[Node] = []
         node = request.receipt.anchor
@@ -147,9 +147,23 @@ class Shares:
             tables[component.index] = table
         return tables
 
+    def check_table(self, request: Request, name: str, said: Table) -> None:
+        """The slots that an engine is told to read are the request's, page by page (T9)."""
+        component = self.tree.by_name[name]
+        held = self.tables(request)[component.index]
+        if len(said) == len(held) and not (said != held).any():
+            return
+        at = int((said != held).argmax()) if len(said) == len(held) else min(len(said), len(held))
+        raise ContractViolation(
+            "T9",
+            name,
+            f"the table of {_of(request)} has {len(said)} slots, {len(held)} are its own; they "
+            f"differ at {at}",
+        )
+
     def remember(self, request: Request) -> None:
         """The request's slots are as they should be now."""
-        self._note(request, self._read(request))
+        self._note(request, self.tables(request))
 
     def _note(self, request: Request, tables: dict[int, Table]) -> None:
         if self.follows:
@@ -164,7 +178,7 @@ class Shares:
                 continue
             was = [new_of.get(slot, slot) for slot in seen.tables[index].tolist()]
             seen.tables[index] = before = np.array(was, np.int32)
-            after = self._read(seen.request)[index][: len(before)]
+            after = self.tables(seen.request)[index][: len(before)]
             if len(after) < len(before) or np.any((before != after) & (before >= 0)):
                 raise ContractViolation(
                     "K7",
@@ -185,7 +199,7 @@ class Shares:
         for _ in range(min(OTHERS_AT_A_TIME, len(requests))):
             self._turn = (self._turn + 1) % len(requests)
             request = requests[self._turn]
-            seen, now = self._seen.get(id(request)), self._read(request)
+            seen, now = self._seen.get(id(request)), self.tables(request)
             if seen is not None and seen.request is request:
                 self._compare(request, seen.tables, now)
             self._note(request, now)
@@ -230,7 +244,7 @@ class Shares:
 
         Unless data `left` behind by the reaches was handed over first.
         """
-        seen, now = self._seen.get(id(request)), self._read(request)
+        seen, now = self._seen.get(id(request)), self.tables(request)
         if seen is not None and seen.request is request:
             self._compare(request, seen.tables, now, reach_only=left)
             for component in self._paged:
@@ -250,7 +264,7 @@ class Shares:
 
         `left` is its data before, where it passed the end of a page.
         """
-        seen, now = self._seen.get(id(request)), self._read(request)
+        seen, now = self._seen.get(id(request)), self.tables(request)
         size = self.tree.page_size
         page = request.computed // size
         if seen is not None and seen.request is request:
@@ -616,6 +630,11 @@ class Shares:
                     f"the state due at page {due} of {_of(request)} is not kept with "
                     f"{before.promised} slots promised and {component.device.headroom} to spare",
                 )
+
+    def check_copy(self, component: TreeComponent, source: bytes, copy: bytes, what: str) -> None:
+        """A kept state is a copy of another (I7)."""
+        pool = self.cache.mounted[component.index].component.device
+        self._check_copy("I7", component, pool, source, copy, what)
 
     def _check_copy(
         self,

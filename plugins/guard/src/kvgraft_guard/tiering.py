@@ -14,6 +14,7 @@ from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import default_segment
 from kvgraft_guard.traffic import GuardedClient, GuardedPrefetching, GuardedStoring, Traffic
 from kvgraft_guard.watching import Guard
@@ -161,6 +162,11 @@ class Tiering:
             if any(node.start < high for _, high in default_segment(component, node.end))
         ]
         pinned = node.parent is None or all(cell.host_pins for cell in needed)
+        for component in self.cache.tree.prefix_closed:
+            above: Node | None = node
+            while pinned and above is not None and above.parent is not None:
+                pinned = above.cells[component.index].host_pins > 0
+                above = above.parent
         if node.end != fetch.start or not pinned or not backed_on_host(self.cache.tree, node):
             raise ContractViolation(
                 "S1", None, f"a prefetch from page {fetch.start} begins at {node!r}, {pinned=}"

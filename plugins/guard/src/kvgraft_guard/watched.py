@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from kvgraft.cache import Cache
 from kvgraft.config import WritePolicy
+from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
@@ -77,6 +78,21 @@ class Watched:
         self.states = tuple(int(component.is_state) for component in components)
         self.filled: TreeComponent | None = None
         self.homes = any(component.home_is_host for component in components)
+
+    def now_s(self) -> float:
+        """The time by the clock that the cache was given; 0 while nothing has a time to live."""
+        return self.cache.retentions.clock() if self.tree.lifetimes is not None else 0.0
+
+    def check_time(self, name: str, since_s: float) -> None:
+        """The time that decides what has expired is no older than the call (T7)."""
+        lifetimes = self.tree.lifetimes
+        if lifetimes is not None and lifetimes.now_s < since_s:
+            raise ContractViolation(
+                "T7",
+                None,
+                f"by the clock it was {since_s:.3f} s when {name} was called; data is taken to be "
+                f"expired by {lifetimes.now_s:.3f} s",
+            )
 
     def most_splits(self, boundary: int) -> int | None:
         """Nodes a match of `boundary` pages may split; None where components name their own spans.

@@ -21,6 +21,7 @@ from kvgraft_guard.pins import Pinning
 from kvgraft_guard.reserve import Reserve
 from kvgraft_guard.running import Running
 from kvgraft_guard.standing import Standing
+from kvgraft_guard.steps import Steps
 from kvgraft_guard.watched import After, Watched
 
 __all__ = ["Guard"]
@@ -93,7 +94,7 @@ class Guard:
         self.failing = Failing(self.watched, self.standing)
         self.looked_at = self.full_checks = 0
         self.chosen: list[Request] = []
-        self._looking = False
+        self._looking = self._stepping = False
         self._broken = False
         self._last: Reading | None = None
         # Recomputing the books costs as much as there are slots; so it is as rare as they are many.
@@ -101,6 +102,7 @@ class Guard:
         self._full_every = config.guard_full_check or max(FEWEST_OPERATIONS, slots // SLOTS_A_CHECK)
         self._until_full = self._full_every
         self.moves = Moves(self.watched, hooks, lambda: self._looking)
+        self.steps = Steps(self.watched, cache.rows)
         self.reserve = Reserve(self.watched)
         self._steps = self._checks()
         self._counts = dict.fromkeys(self._steps, 0)
@@ -161,6 +163,31 @@ class Guard:
             self._broken = True
             raise
 
+    def look_at_step(self, step: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Run a step of all running requests; the stepper says which of them are looked at."""
+        if self.period == 1:
+            self.steps.asked(given[0], named["n_computed"])
+            self._last = None
+            self.looked_at += 1  # what a request was offered before counts no more
+            self.running.clock = self.looked_at
+        self._stepping = True
+        try:
+            result = step(*given, **named)
+        except (ContractViolation, GuardError):
+            self._broken = True
+            raise
+        except Exception as error:
+            own = own_error(error)
+            if own is not None:
+                self._broken = True
+                raise GuardError("step", own) from error
+            self._check_failed(Attempt("step", None, None, self.books.read()), error)
+            raise
+        finally:
+            self._last, self._stepping = None, False
+            self.chosen = []
+        return result
+
     def _looked(
         self,
         name: str,
@@ -169,7 +196,7 @@ class Guard:
         given: tuple[Any, ...],
         named: dict[str, Any],
     ) -> Any:
-        was, self._last = self._last, None
+        was, self._last = None if self._stepping else self._last, None
         seen = _Looked(name, request, given, named, was or self.books.read())
         try:
             self._begins(seen)

@@ -1,0 +1,162 @@
+"""A core whose steps of all running requests go wrong, or what an engine reads after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from kvgraft import cache
+from kvgraft.requests.components import Account
+from kvgraft.requests.request import Request
+from kvgraft.requests.rows import Rows, slot_table
+from kvgraft.requests.stepping import Batch, Stepper
+from kvgraft.tree.component import TreeComponent
+
+from .defect import breaks
+from .scene import PAGE, Patch, Scene
+
+__all__: list[str] = []
+
+
+def decoding(scene: Scene, n_requests: int = 2) -> list[Request]:
+    """Requests that have taken two steps, of which the first reads their rows."""
+    requests = [
+        scene.computed(range(100 * number, 100 * number + PAGE + 1), reserve=4 * PAGE)
+        for number in range(1, n_requests + 1)
+    ]
+    steps(scene, requests, 2)
+    return requests
+
+
+def steps(scene: Scene, requests: Sequence[Request], n: int) -> None:
+    for _ in range(n):
+        assert scene.cache.step(requests).requests == requests
+
+
+@breaks("T9")
+def tokens_of_a_step_that_are_written_elsewhere(put: Patch) -> None:
+    mapping = Stepper._slot_mapping
+
+    def shifted(self: Stepper, rows: Any, length: Any, n_tokens: int) -> dict[str, torch.Tensor]:
+        return {name: each + 1 for name, each in mapping(self, rows, length, n_tokens).items()}
+
+    scene = Scene(plain=True)
+    requests = decoding(scene)
+    put.into(scene.cache.stepper, _slot_mapping=shifted)
+    steps(scene, requests, 3)
+
+
+@breaks("T9")
+def a_step_that_does_not_tell_of_new_entries(put: Patch) -> None:
+    def silent(self: Rows, component: TreeComponent, index: Any, slots: Any) -> None:
+        table = self.tables[component.index]
+        assert table is not None
+        table.reshape(-1)[index] = slots
+
+    scene = Scene(plain=True)
+    requests = decoding(scene)
+    put.setattr(Rows, "write", silent)
+    steps(scene, requests, 3 * PAGE)
+
+
+@breaks("T9")
+def tokens_of_a_step_that_are_counted_twice(put: Patch) -> None:
+    note = Stepper.note
+
+    def twice(self: Stepper, batch: Batch) -> None:
+        note(self, batch)
+        for request in batch.requests:
+            request.computed += 1
+
+    scene = Scene(plain=True)
+    requests = decoding(scene)
+    put.into(scene.cache.stepper, note=twice)
+    steps(scene, requests, 3)
+
+
+@breaks("I7", "state")
+def a_state_at_the_end_of_a_page_that_a_step_forgets(put: Patch) -> None:
+    def nothing(self: Stepper, batch: Batch, fast: Any) -> None:
+        pass
+
+    scene = Scene(plain=True, state=True)
+    requests = decoding(scene)
+    put.into(scene.cache.stepper, _keep_states=nothing)
+    steps(scene, requests, 3 * PAGE)
+
+
+@breaks("I7", "state")
+def a_state_that_a_step_copies_for_another_request(put: Patch) -> None:
+    keep = Stepper._keep_states
+
+    def crossed(self: Stepper, batch: Batch, fast: Any) -> None:
+        (state,) = (component.index for component in self.rows.state_components)
+        live = self.rows.states[state].copy()
+        self.rows.states[state][batch.rows] = np.roll(live[batch.rows], 1)
+        keep(self, batch, fast)
+        self.rows.states[state][:] = live
+
+    scene = Scene(plain=True, state=True)
+    requests = decoding(scene)
+    for request, number in zip(requests, (1, 2)):
+        (part,) = request.state_components
+        assert part.live is not None
+        for lanes in scene.mounted("state").component.device.lanes:
+            lanes[int.from_bytes(part.live, "little")] = number
+    put.into(scene.cache.stepper, _keep_states=crossed)
+    steps(scene, requests, 3 * PAGE)
+
+
+@breaks("A1", "base")
+def slots_of_a_step_that_stay_promised(put: Patch) -> None:
+    def kept(self: Stepper, requests: list[Request], *where: Any) -> None:
+        take(self, requests, *where)
+        requests[0].components[0].account.promised += 1
+
+    take = Stepper._take_slots
+    scene = Scene(plain=True)
+    requests = decoding(scene)
+    put.into(scene.cache.stepper, _take_slots=kept)
+    steps(scene, requests, 3 * PAGE)
+
+
+@breaks("A7")
+def a_step_that_takes_slots_where_none_is_free(put: Patch) -> None:
+    def always(self: Stepper, n_pages: int) -> bool:
+        return True
+
+    scene = Scene(plain=True)
+    for number in range(10, 20):
+        scene.cached(range(100 * number, 100 * number + 2 * PAGE))
+    requests = decoding(scene)
+    assert scene.component("base").device.free < 2
+    put.into(scene.cache.stepper, _has_room=always)
+    steps(scene, requests, 3 * PAGE)
+
+
+@breaks("T9", "base")
+def a_table_that_names_other_slots(put: Patch) -> None:
+    def shifted(*given: Any) -> Any:
+        return slot_table(*given) + 1
+
+    scene = Scene(plain=True)
+    request = scene.computed(range(9))
+    put.setattr(cache, "slot_table", shifted)
+    scene.cache.table(request, "base")
+
+
+@breaks("I12", "state")
+def a_state_that_was_passed_and_stays_promised(put: Patch) -> None:
+    def nothing(self: Account, n: int) -> None:
+        pass
+
+    scene = Scene(plain=True, state=True)
+    request = scene.admitted(range(4 * PAGE + 1), resume_at=2 * PAGE)
+    put.setattr(Account, "forgo", nothing)
+    assert scene.cache.allocate(request, 3 * PAGE)
+    for n_tokens in (2 * PAGE, PAGE):
+        scene.cache.computed(request, n_tokens)
+    scene.cache.abort(request)
