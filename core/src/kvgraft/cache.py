@@ -564,15 +564,15 @@ class Cache(Serving):
     def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
         """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
 
-        From now on no request finds it: after new weights were loaded, none resumes from the old
-        ones' data. Data that nobody holds is freed in parts of some hundred nodes: the first at
-        once, another in each `poll`, all that is left in `drain`. Requests that need room take it
-        there first. Held data goes at a `poll` after its holders let go. Admitted requests go on
-        with what they have and share nothing: to compute them anew, `retract` them first. Requests
-        begun and not admitted are matched again when they are. Prefetches under way end, and so do
-        pins. STORAGE keeps its data, and a later prefetch brings it back: `storage.clear()` removes
-        it there. O(namespaces + requests + pins); O(nodes) where readers of events have to be told
-        which part of the cache was cleared.
+        No request finds it from now on: after new weights were loaded, none resumes from the old
+        ones' data. Data without a holder is freed in parts of some hundred nodes: the first at
+        once, another in each `poll`, the rest in `drain`; requests that need room take it there
+        first. Data that a request, a pin or a copy holds is freed at a `poll` after that ends.
+        Admitted requests go on with what they have and share nothing: to compute them anew,
+        `retract` them first. Requests begun and not admitted are matched again at admission.
+        Prefetches under way end, and so do pins. STORAGE keeps its data, and a later prefetch
+        brings it back: `storage.clear()` removes it there. O(namespaces + requests + pins);
+        O(nodes) where events are read.
 
         Args:
             namespace: clear this one alone. None is the namespace of keys without any.
