@@ -212,7 +212,7 @@ class Catalog:
             self.hints.note(noted)
 
     def forget(self, key: bytes, place: Entry) -> None:
-        """A place has no record any more; another one of its key takes over if there is one."""
+        """Drop the record of a place; another one of its key takes over if there is one."""
         if self._forget(key, place):
             self._log(Change.REMOVED, [key])
         place.key = b""
@@ -351,7 +351,7 @@ class Catalog:
             segment.file.let_go()
 
     def remove(self, *places: Entry) -> None:
-        """Places are no place any more; the records in them are evicted."""
+        """Remove places; the records in them are evicted."""
         gone = []
         for place in places:
             if place.key and self._forget(place.key, place):

@@ -90,7 +90,7 @@ class DiskFile:
         """Keep it open until it is released; open it if it is closed.
 
         Raises:
-            FileNotFoundError: it is gone, or was let go of.
+            FileNotFoundError: it is gone, or was released.
             OSError: it cannot be opened.
         """
         with self._lock:

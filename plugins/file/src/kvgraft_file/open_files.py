@@ -111,7 +111,7 @@ def _allowance(most: int | None, subject: str) -> int:
 
 
 def _n_open() -> int:
-    """Descriptors of this process; 0 where nobody tells."""
+    """Descriptors of this process; 0 where that is unknown."""
     try:
         return len(os.listdir("/proc/self/fd")) - 1  # one was for looking
     except OSError:

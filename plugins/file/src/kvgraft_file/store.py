@@ -350,7 +350,7 @@ class FileBackend(StorageBackend):
         return not self._writer.closed and os.access(self.path, os.W_OK | os.X_OK)
 
     def close(self) -> None:
-        """Flush, seal the active segment and let go of all files."""
+        """Flush, seal the active segment and close all files."""
         with self._writing:
             if self._writer.closed:
                 return

@@ -12,7 +12,7 @@ class MooncakeError(OSError):
 
 
 class Code(enum.IntEnum):
-    """Those that are told apart; the names are Mooncake's."""
+    """Codes that are handled one by one; the names are Mooncake's."""
 
     NO_AVAILABLE_HANDLE = -200
     """No segment has room."""

@@ -28,7 +28,7 @@ class Regions:
     """Registered memory.
 
     Args:
-        register: told address and length of a region; raises if it cannot be registered.
+        register: called with address and length of a region; raises if it cannot be registered.
     """
 
     def __init__(self, register: Callable[[int, int], None]) -> None:

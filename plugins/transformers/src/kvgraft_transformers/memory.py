@@ -357,7 +357,7 @@ class ModelMemory:
         return self._mirrors[component].plane(layer, name)
 
     def close(self) -> None:
-        """Abort open sessions, finish transfers, remove the hooks; nothing is begun any more."""
+        """Abort open sessions, finish transfers, remove the hooks; no session begins afterwards."""
         for request in list(self.cache.requests.values()):
             self.cache.abort(request)
         while self._undo:

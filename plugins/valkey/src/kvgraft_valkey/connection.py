@@ -104,7 +104,7 @@ class Connection(abc.ABC, Generic[Client]):
         """Return if every primary answers."""
 
     def close(self) -> None:
-        """Let go of the client, once no thread uses it any more; does not wait."""
+        """Release the client once no thread uses it; does not wait."""
         with self._lock:
             closing = not self._closed and not self._n_running
             self._closed = True

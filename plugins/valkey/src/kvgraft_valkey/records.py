@@ -78,7 +78,8 @@ def runs(sizes: Sequence[int]) -> Iterator[range]:
 def verdict(value: Value, header: int | None, payload: int | None) -> Status:
     """The status that the strings' lengths imply; 0 or None is a missing string.
 
-    Half a value is none: a server has evicted the other half, or is in the middle of a store.
+    Half a value counts as missing: a server has evicted the other half, or is in the middle of a
+    store.
     """
     if not header or not payload:
         return Status.MISS

@@ -27,7 +27,7 @@ class _Question:
 
 
 class Lookups:
-    """Answers by request and key; a request is told one thing about a key as long as it lives.
+    """Answers by request and key; a request gets one answer per key as long as it lives.
 
     Answers are not shared with later requests: a failure says nothing about a key (S7).
 
@@ -87,7 +87,7 @@ class Lookups:
                     answers.setdefault(key, status)
 
     def correct(self, keys: Iterable[bytes], statuses: Iterable[Status]) -> None:
-        """These could not be loaded: requests that were told they are there are told otherwise."""
+        """These could not be loaded: correct the answers of requests that count on them."""
         for key, status in zip(keys, statuses):
             for answers in self._answers.values():
                 if answers.get(key) is Status.OK:

@@ -234,7 +234,7 @@ class StoreTier:
             self._link.done.wait(STEP_S)
 
     def close(self) -> bool:
-        """Store what is on its way, close the store and let go of the memory; bounded.
+        """Store what is on its way, close the store and release the memory; bounded.
 
         Returns:
             Whether everything ended in time.

@@ -66,7 +66,7 @@ class EventStream:
             self._start_again(len(self._events) + 1)
 
     def clear(self) -> None:
-        """Nothing that the reader was notified of is there any more."""
+        """Everything that the reader was notified of is gone."""
         self.add(Cleared(self.lost))
 
     def take(self) -> list[Event]:

@@ -161,11 +161,11 @@ class KvEventPublisher:
 
     @property
     def lost(self) -> int:
-        """Events so far that subscribers will never get; they were told everything anew."""
+        """Events that subscribers never get; they were sent everything anew instead."""
         return self._stream.lost
 
     def close(self) -> None:
-        """Send what the last poll told, and end; on the cache's thread. Again it does nothing."""
+        """Send the last poll's events and end, on the cache's thread; doing it twice is fine."""
         if self._closing:
             return
         self._stream.close()

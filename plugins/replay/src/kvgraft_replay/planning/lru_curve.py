@@ -220,7 +220,7 @@ class _Turns:
         return turn
 
     def take(self, turn: int, n_pages: int) -> None:
-        """That many pages leave a turn."""
+        """Take `n_pages` pages out of a turn."""
         self.total -= n_pages
         sums, end = self._sums, len(self._sums)
         while turn < end:

@@ -101,7 +101,7 @@ class Pinning:
         self.judge.fail("K6", None, f"{kept.name} was unpinned twice")
 
     def unpin_all(self) -> None:
-        """Every owner lets go of everything."""
+        """Unpin everything of every owner."""
         for owner in OWNERS:
             mine = [each for each in self.kept if each.owner == owner]
             if not mine:

@@ -52,7 +52,7 @@ class WaitingLine:
         self.waiting.append(one)
 
     def go_round(self) -> None:
-        """Try those whose turn it is, in the queue's order."""
+        """Try the next requests, in the queue's order."""
         expected = list(self.waiting[:LOOKAHEAD])
         stopped = False
         for one in self.queue.round():

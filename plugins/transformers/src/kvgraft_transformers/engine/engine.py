@@ -137,7 +137,7 @@ class Engine:
         self.totals.aborted += 1
 
     def end(self, generation: Generation) -> None:
-        """End a request whose next tokens nobody wants, such as behind a stop sequence.
+        """End a request whose next tokens are not needed, such as behind a stop sequence.
 
         It finishes as `STOP`, and what was computed stays cached. Nothing if it has ended.
         """

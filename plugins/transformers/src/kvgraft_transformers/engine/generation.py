@@ -125,7 +125,7 @@ class Generation:
 
     @property
     def arrived(self) -> int:
-        """Its number in the order of arrival, once it has left the line."""
+        """Its place in the order of arrival, once it has left the queue."""
         assert self.place is not None
         return self.place.arrived
 

@@ -243,7 +243,7 @@ class Schedule:
             raise TransferError(f"{decision}; check the transfer engine")
 
     def _start(self, generation: Generation) -> None:
-        """It was admitted: what only the host has is on its way, then it runs."""
+        """Start an admitted request: load back what only the host has, then run it."""
         now = generation.loading_since = self._clock()
         if not generation.was_admitted:
             generation.was_admitted = True
@@ -441,7 +441,7 @@ class Schedule:
     # -- out
 
     def leave(self, generation: Generation, *, finished: bool) -> None:
-        """A request is over: its memory goes to the tree if it finished, or to nobody.
+        """A request is over: its memory goes to the tree if it finished, or is freed.
 
         Raises:
             KvgraftError: the cache cannot take its data; it still runs.

@@ -244,7 +244,7 @@ class EngineWorker:
         self._tickets[ticket.generation] = ticket
 
     def _leave(self, ticket: Ticket, leave: Callable[[Generation], None]) -> None:
-        """Nobody listens any more; nothing if the request ended before."""
+        """The client has gone: end its request, unless it has ended before."""
         generation = ticket.generation
         if generation is not None and self._tickets.pop(generation, None) is not None:
             leave(generation)
