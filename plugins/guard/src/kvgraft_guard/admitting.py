@@ -400,7 +400,8 @@ class Admitting:
         **others: object,
     ) -> After:
         """No more is cached than was computed (I6), and everything is given back (H8)."""
-        del fence, hint, others
+        del hint, others
+        self.watched.named = fence or self.watched.named
         if request.root in self.tree.cleared:
             return self.abort(request)
         self.watched.rooms.expect(self.watched.nothing, host_too=True)

@@ -34,6 +34,7 @@ from kvgraft.types import Direction, Tier
 from kvgraft_guard.events import guarded_recorder
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.integrity import check_cache, check_row
+from kvgraft_guard.moves import Noting
 from kvgraft_guard.operations import guarded_operations
 from kvgraft_guard.splits import check_split, read_node
 from kvgraft_guard.tiering import GuardedTier, Tiering
@@ -123,7 +124,14 @@ class GuardedJournal(_Guarded, Journal):
     ) -> Transfer:
         if self.guard is None:
             return super().submit(operation, direction, fence)
-        return self.guard.moves.submit(super().submit, operation, direction, fence)
+        # The engine stands behind one that notes the fence it is given, for this call.
+        engine, self.engine = self.engine, Noting(self.engine)
+        try:
+            transfer = self.guard.moves.submit(super().submit, operation, direction, fence)
+            self.guard.moves.check_fence(direction, self.engine)
+        finally:
+            self.engine = engine
+        return transfer
 
     def acknowledge(self, transfer: Transfer) -> None:
         if self.guard is None:
