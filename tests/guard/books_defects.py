@@ -7,11 +7,12 @@ from typing import Any
 from kvgraft import Direction
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.leases import Leases, LoadBacks
+from kvgraft.requests.leases import Lease, Leases, LoadBacks
 from kvgraft.requests.request import Request
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, inserting, operations, pinning
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -347,13 +348,13 @@ def data_that_arrives_without_a_transfer(put: Patch) -> None:
     scene.on_host_only(PROMPT)
     lease = Leases.lease
 
-    def hasty(self: Leases, request: Request, limit: int) -> None:
+    def hasty(self: Leases, key: TokenKey, limit: int) -> Lease:
         for node in self.tree.nodes():
             component = self.tree.components[0]
             slots = component.device.allocator.allocate(component.n_slots(node))
             assert slots is not None
-            self.tree.put_device(node, component, slots)
-        lease(self, request, limit)
+            self.tree.put(node, component, Tier.DEVICE, slots)
+        return lease(self, key, limit)
 
     put.into(scene.cache.leases, lease=hasty)
     scene.begin([5, 5, 5, 5, 5])

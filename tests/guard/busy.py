@@ -288,7 +288,7 @@ class Busy:
                 key,
                 reserve=random.choice([0, 0, 1, 2 * self.page]),
                 chunk=random.choice([None, self.page, 3 * self.page, 5]),
-                max_deferrals=random.choice([0, 2, 3]),
+                max_deferrals=random.choice([0, 0, 3]),
                 **options,
             )
         )
@@ -331,8 +331,7 @@ class Busy:
         """Compute the next tokens of a request; whether it had any, and room for them."""
         self.note(request)
         if request.computed < request.prompt:
-            limit = self.random.choice([None, None, self.page, request.prompt])
-            n_tokens = self.cache.next_chunk(request, limit)
+            n_tokens = self.cache.next_chunk(request, self.random.choice([None, None, self.page]))
             more = min(self.page, request.prompt - request.computed - n_tokens)
             if n_tokens and more and self.random.random() < 0.05:
                 # Past a boundary at which the chunk was to end, in one pass of the model.

@@ -13,13 +13,11 @@ from kvgraft.requests.leases import Leases
 from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
-from kvgraft.serving import Serving
 from kvgraft.tree import eviction, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.lifetimes import Levels, Lifetimes, Retention
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 
 from .defect import breaks
@@ -45,7 +43,7 @@ def a_request_admitted_into_a_cleared_namespace(put: Patch) -> None:
     scene.cached(PROMPT)
     request = scene.begin(LONGER)
     scene.cache.clear()
-    put.into(scene.cache, _may_share=lambda self, request: True)
+    put.into(scene.cache.tree, is_cleared=lambda self, node: False)
     scene.cache.admit(request)
 
 
@@ -81,16 +79,12 @@ def a_cleared_request_that_shares_its_data(put: Patch) -> None:
     request = scene.computed(PROMPT)
     scene.cache.clear()
     put.into(scene.cache.publisher, finish=share)
-    put.setattr(Serving, "_may_share", _always)
+    put.into(scene.cache.tree, is_cleared=lambda self, node: False)
     scene.cache.finish(request)
 
 
 def _nothing(tree: Tree, node: Node) -> None:
     pass
-
-
-def _always(serving: Serving, request: Request) -> bool:
-    return True
 
 
 # -- pins
@@ -144,12 +138,8 @@ def an_unpin_that_leaves_its_pins(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT[:16])
     pin = scene.cache.pin(TokenKey(PROMPT[:16]), owner="router")
-    put.into(scene.cache.leases, unpin=_leave)
+    put.setattr(pinning, "release", lambda tree, receipt: None)
     scene.cache.unpin(pin)
-
-
-def _leave(leases: Leases, receipt: Receipt) -> None:
-    pass
 
 
 # -- priorities

@@ -23,6 +23,7 @@ from kvgraft.requests.leases import Leases
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import PageSlots, StateSlots
 from kvgraft.requests.stepping import Batch, Stepper
+from kvgraft.serving import Serving
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
@@ -38,13 +39,13 @@ __all__: list[str] = []
 
 def after_lease(put: Patch, scene: Scene, change: Any) -> None:
     """Change something at the end of every match."""
-    lease = Leases.lease
+    lease = Serving._lease
 
-    def changed(self: Leases, request: Request, limit: int) -> None:
+    def changed(self: Serving, request: Request, limit: int) -> None:
         lease(self, request, limit)
         change(self, request)
 
-    put.into(scene.cache.leases, lease=changed)
+    put.into(scene.cache, _lease=changed)
 
 
 # -- match
@@ -64,11 +65,11 @@ def a_match_that_evicts(put: Patch) -> None:
 
 @breaks("M6")
 def a_match_that_adds_nodes(put: Patch) -> None:
-    def grow(self: Leases, request: Request) -> None:
+    def grow(self: Serving, request: Request) -> None:
         node = request.receipt.anchor
         for number in range(8):
             key = bytes([number + 1]) * self.tree.page_bytes
-            self.tree.link(self.tree.new_node(key, node, node.end, node.end + 1))
+            self.tree.grow(key, node, node.end, node.end + 1)
 
     scene = Scene(plain=True)
     after_lease(put, scene, grow)
@@ -85,7 +86,7 @@ def a_match_that_leaves_nothing_to_compute(put: Patch) -> None:
 
 @breaks("M3")
 def a_device_anchor_behind_the_anchor(put: Patch) -> None:
-    def further(self: Leases, request: Request) -> None:
+    def further(self: Serving, request: Request) -> None:
         request.device_tokens = request.anchor_tokens + PAGE
 
     scene = Scene()
@@ -347,7 +348,7 @@ def a_load_back_larger_than_the_match_said(put: Patch) -> None:
     scene = Scene(host_tokens=64)
     scene.on_host_only(PROMPT)
 
-    def fewer(self: Leases, request: Request) -> None:
+    def fewer(self: Serving, request: Request) -> None:
         for part in request.components:
             part.host_slots = max(0, part.host_slots - 1)
 
@@ -533,9 +534,7 @@ def pins_kept_after_the_end(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     request = scene.begin(LONGER)
-    put.into(
-        scene.cache.leases, unpin=lambda self, receipt: receipt.locks and receipt.locks.close()
-    )
+    put.setattr(pinning, "release", lambda tree, receipt: receipt.locks and receipt.locks.close())
     scene.cache.abort(request)
 
 
@@ -544,7 +543,7 @@ def a_match_that_fails_and_leaves_its_pins(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
 
-    def fail(self: Leases, request: Request) -> None:
+    def fail(self: Serving, request: Request) -> None:
         raise ZeroDivisionError
 
     after_lease(put, scene, fail)

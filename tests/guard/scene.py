@@ -126,7 +126,6 @@ class Scene:
         host_tokens: size of the host mirrors.
         window_tokens: size of the window's device pool.
         policy: the write policy.
-        eviction: the eviction policy.
         full_check: operations between two recomputations of all books.
         storage: settings of a storage tier.
         load: the choice between loading and computing; None always loads.
@@ -146,7 +145,6 @@ class Scene:
         host_tokens: int = 0,
         window_tokens: int = 64,
         policy: WritePolicy = WritePolicy.WRITE_THROUGH,
-        eviction: str = "density",
         mode: GuardMode = GuardMode.ON,
         full_check: int = NEVER,
         storage: StorageSettings | None = None,
@@ -177,7 +175,6 @@ class Scene:
             device_tokens=64,
             host_tokens=host_tokens,
             write_policy=policy,
-            policy=eviction,
             load=load,
             transfer_timeout_s=1e-3,
             guard=mode,

@@ -16,6 +16,7 @@ from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.requests.slots import PageSlots
+from kvgraft.serving import Serving
 from kvgraft.tree import explaining, inserting, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
@@ -42,7 +43,7 @@ def an_explanation_that_accepts_nothing(put: Patch) -> None:
 
 @breaks("R6")
 def a_match_that_does_not_wait_for_others_loads(put: Patch) -> None:
-    def alone(self: Leases, request: Request) -> None:
+    def alone(self: Serving, request: Request) -> None:
         request.waits = []
 
     scene = Scene(host_tokens=64)
@@ -104,7 +105,7 @@ def a_match_that_moves_what_another_reads(put: Patch) -> None:
     scene.cached(PROMPT)
     scene.computed(LONGER)
 
-    def move(self: Leases, request: Request) -> None:
+    def move(self: Serving, request: Request) -> None:
         cell = scene.nodes[0].cells[0]
         assert cell.device is not None
         cell.device = cell.device[SLOT_BYTES:] + cell.device[:SLOT_BYTES]

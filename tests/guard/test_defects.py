@@ -13,7 +13,6 @@ from kvgraft_testing.rules import RULES
 from ..commands import ROOT
 from . import (
     books_defects,
-    copy_defects,
     event_defects,
     hook_defects,
     keeping_defects,
@@ -30,7 +29,6 @@ from .scene import Patched, Unpatched
 
 REGISTERED = (
     books_defects,
-    copy_defects,
     event_defects,
     hook_defects,
     keeping_defects,

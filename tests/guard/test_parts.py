@@ -12,6 +12,7 @@ from kvgraft.assembly import PartsFactory
 from kvgraft.config import GuardMode
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
+from kvgraft.requests.publishing import Publisher
 from kvgraft.transfers import Journal, TransferEngine
 from kvgraft.tree.tree import Tree
 from kvgraft_guard import GuardedPartsFactory
@@ -23,10 +24,11 @@ from .scene import LONGER, PROMPT, Scene
 
 CALLS: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (Journal, ("submit", "poll", "drain", "settle")),
-    (Leases, ("lease", "unpin", "repin")),
+    (Leases, ("lease",)),
+    (Publisher, ("share",)),
     (Prefetching, ("start", "take", "poll", "cancel", "stop")),
     (Storing, ("poll", "stop", "arrived", "leaving")),
-    (Tree, ("split", "put_device", "put_host", "detach_device", "drop_host")),
+    (Tree, ("split", "put", "detach_device", "drop_host")),
     (Evictor, ("ensure_device", "ensure_host")),
 )
 """Calls between the parts of a cache."""

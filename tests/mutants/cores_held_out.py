@@ -17,13 +17,14 @@ import pytest
 
 from kvgraft.admission.promises import Budget, _own_slots
 from kvgraft.admission.waiting import WaitingQueue
+from kvgraft.requests import slots
 from kvgraft.requests.backup import Backups, CleanReserve, _with_gaps_above
 from kvgraft.requests.components import Account, RequestState
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases, LoadBacks
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
-from kvgraft.requests.slots import PageSlots, StateSlots
+from kvgraft.requests.slots import StateSlots
 from kvgraft.serving import Serving
 from kvgraft.transfers import journal
 from kvgraft.transfers.journal import Journal
@@ -364,7 +365,7 @@ change(
     "DEVICE data arrives unpinned",
     TWO,
     "L4 T8",
-    Tree._arrives,
+    Tree.put,
     "if cell.device_pins if on_device else cell.host_pins:",
     "if False if on_device else cell.host_pins:",
 )
@@ -372,7 +373,7 @@ change(
     "HOST data arrives unpinned",
     "hosted+window",
     "L4 T8",
-    Tree._arrives,
+    Tree.put,
     "if cell.device_pins if on_device else cell.host_pins:",
     "if cell.device_pins if on_device else False:",
 )
@@ -721,7 +722,7 @@ change(
     "a page too many is given back behind the window",
     TWO,
     "L6 M7 T9",
-    PageSlots._behind,
+    slots._ahead,
     "part.component.reach_pages.spans(page)",
     "part.component.reach_pages.spans(page + 1)",
 )
@@ -809,8 +810,8 @@ change(
     "inserts are backed up under any policy",
     TWO,
     "B6 B3",
-    Backups.inserted,
-    "and self.policy is WritePolicy.WRITE_THROUGH",
+    Backups.__init__,
+    " and policy is WritePolicy.WRITE_THROUGH",
     "",
 )
 change(

@@ -107,14 +107,14 @@ def pins_go_beyond_their_bound(patch: Patch) -> None:
 
 @mutant("everything", "A12", "A7", "K6")
 def a_pin_takes_promised_slots(patch: Patch) -> None:
-    pin = Leases._pin
+    pin = Leases._acquire
 
-    def force(self: Leases, *given: Any, **named: Any) -> Any:
-        if named.get("touch") is False:
-            named["enforce"] = False
-        return pin(self, *given, **named)
+    def force(self: Leases, anchor: Any, host_from: int | None, *, touch: bool = True) -> Any:
+        if touch:
+            return pin(self, anchor, host_from)
+        return pinning.acquire(self.tree, anchor, host_from=host_from, touch=False, enforce=False)
 
-    patch.setattr(Leases, "_pin", force)
+    patch.setattr(Leases, "_acquire", force)
 
 
 @mutant("everything", "K6", "L1", "L2")

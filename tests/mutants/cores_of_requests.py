@@ -106,14 +106,14 @@ def the_device_anchor_counts_data_on_host(patch: Patch) -> None:
 
 @mutant("everything", "M4", "A7", "A12")
 def host_hits_are_counted_in_tokens(patch: Patch) -> None:
-    lease = Leases.lease
+    lease = Serving._lease
 
-    def miscounted(self: Leases, request: Any, limit: int) -> None:
+    def miscounted(self: Serving, request: Any, limit: int) -> None:
         lease(self, request, limit)
         for part in request.components:
             part.host_slots *= 3
 
-    patch.setattr(Leases, "lease", miscounted)
+    patch.setattr(Serving, "_lease", miscounted)
 
 
 @mutant("everything", "M9")
@@ -139,7 +139,7 @@ def a_load_that_brings_a_state_is_skipped(patch: Patch) -> None:
 
 @mutant("everything", "L2", "L1", "T6", "T8", "I8", "T3")
 def an_ended_request_keeps_its_pins(patch: Patch) -> None:
-    patch.setattr(Leases, "unpin", lambda self, receipt: None)
+    patch.setattr(pinning, "release", lambda tree, receipt: None)
 
 
 # -- data that requests leave behind

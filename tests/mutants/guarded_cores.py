@@ -218,8 +218,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a page inside the window is given back": BadCore(
         ("L6", "I3"),
         "requests/slots.py",
-        "kept, behind = self._behind(part, page)",
-        "kept, behind = self._behind(part, page + 1)",
+        "part.take_out(_ahead(part, page))",
+        "part.take_out(_ahead(part, page + 1))",
     ),
     "a finished request is cached beyond its last state": BadCore(
         ("I6", "I7"),
@@ -523,14 +523,14 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a request keeps its match of a namespace that was cleared": BadCore(
         ("M1", "T11", "L3", "A9"),
         "serving.py",
-        "request.limited is CROWDED or not self._may_share(request):",
+        "request.limited is CROWDED or self.tree.is_cleared(request.root):",
         "request.limited is CROWDED:",
     ),
     "a restart keeps the request's own slots": BadCore(
         ("H8", "T8", "T9"),
         "serving.py",
-        ("        self._give_up(parts)\n        self.leases"),
-        ("        self.budget.close(parts)\n        self.leases"),
+        ("        self._give_up(parts)\n        pinning"),
+        ("        self.budget.close(parts)\n        pinning"),
     ),
     "a request that has to wait is refused for ever": BadCore(
         ("A8",),
@@ -553,8 +553,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "host hits are counted in pages": BadCore(
         ("M4", "A3"),
         "requests/leases.py",
-        "part.host_slots = sum([part.component.n_slots(node) for node in nodes])",
-        "part.host_slots = sum([node.end - node.start for node in nodes])",
+        "each.host_slots = sum([each.component.n_slots(node) for node in nodes])",
+        "each.host_slots = sum([node.end - node.start for node in nodes])",
     ),
     "one component of a victim is copied alone": BadCore(
         ("E4", "B2"),
@@ -577,11 +577,11 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a request shares its deepest state alone": BadCore(
         ("I7", "I10", "T8", "T9"),
         "requests/publishing.py",
-        ("        deepest = _deepest(offered)\n        if deepest > end"),
+        "        if offered and (base or max(offered) > end):\n",
         (
-            "        deepest = _deepest(offered)\n"
-            "        offered = {page: slot for page, slot in offered.items() if page == deepest}\n"
-            "        if deepest > end"
+            "        if offered:\n"
+            "            offered = {max(offered): offered[max(offered)]}\n"
+            "        if offered and (base or max(offered) > end):\n"
         ),
     ),
     "the state that follows a decode is named a page late": BadCore(

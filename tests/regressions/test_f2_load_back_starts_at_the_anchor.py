@@ -16,7 +16,6 @@ from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import default_segment
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -95,7 +94,7 @@ def walk_from_the_last_host_node(patch: pytest.MonkeyPatch) -> None:
             below += each.each_child()
             if each.cells[0].host is not None and each.end > node.end:
                 node = each
-        segments = [default_segment(component, node.end) for component in components]
+        segments = [component.segment_at(node.end) for component in components]
         return plan(pinning.Receipt(node, segments, 0), components)
 
     patch.setattr(operations, "load_plan", from_below)

@@ -53,7 +53,7 @@ def gap_between_parent_and_child(tree: Tree, nodes: list[Node]) -> None:
 
 
 def node_that_holds_nothing(tree: Tree, nodes: list[Node]) -> None:
-    tree.link(tree.new_node(b"\7" * tree.page_bytes, nodes[-1], nodes[-1].end, nodes[-1].end + 1))
+    tree.grow(b"\7" * tree.page_bytes, nodes[-1], nodes[-1].end, nodes[-1].end + 1)
 
 
 def narrower_data_where_the_base_is_gone(tree: Tree, nodes: list[Node]) -> None:

@@ -45,18 +45,6 @@ if TYPE_CHECKING:
     from kvgraft.parts import Arenas, Recorder, StorageTier
     from kvgraft.pools.split import PoolShape
 
-__all__ = [
-    "Given",
-    "Made",
-    "PartsFactory",
-    "build_tree",
-    "expect_device",
-    "mount_all",
-    "parts_of",
-    "planned_nbytes",
-    "size_pools",
-]
-
 Made = TypeVar("Made")
 Given = ParamSpec("Given")
 

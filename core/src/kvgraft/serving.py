@@ -23,7 +23,7 @@ from kvgraft.requests.access import AccessTracker, Retentions
 from kvgraft.requests.backup import Backups, CleanReserve
 from kvgraft.requests.components import RequestComponent
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.leases import Leases, LoadBacks
+from kvgraft.requests.leases import Leases, LoadBacks, begin_at
 from kvgraft.requests.pending import PendingPages
 from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Offers, Publisher
@@ -45,15 +45,13 @@ from kvgraft.requests.stepping import Stepper
 from kvgraft.sizes import expect_count
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.transfers.engine import expect_fence
-from kvgraft.tree import pinning
+from kvgraft.tree import operations, pinning
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import Span
 
 if TYPE_CHECKING:
     from kvgraft.parts import Prefetch, Recorder, StorageTier
     from kvgraft.tracing import Tracers
-
-__all__ = ["Serving"]
 
 DEFERRED: Final = Outcome.DEFERRED
 NEVER_FITS: Final = Outcome.NEVER_FITS
@@ -115,7 +113,7 @@ class Serving:
             cut_tokens=config.cut_tokens,
             decode_tokens=config.decode_interval_tokens,
         )
-        self.leases = parts.make(Leases, tree, mounted, self.backups, config.load, self.points)
+        self.leases = parts.make(Leases, tree, mounted, config.load)
         self.load_backs = parts.make(LoadBacks, tree, self.journal, self.evictor, self.leases)
         self.budget = parts.make(Budget, tree, mounted, self.private, self.points, self.arenas)
         self.pins = Pins(tree, self.leases, config.pin_share)
@@ -163,7 +161,7 @@ class Serving:
             self.accesses.begin(request)
             if self.tree.lifetimes is not None:
                 self.retentions.used(request)
-            self.leases.lease(request, self._limit(request))
+            self._lease(request, self._limit(request))
         except BaseException:
             self.tree.release_root(root)
             raise
@@ -194,9 +192,9 @@ class Serving:
         self.expect_open()
         request = self.expect(request, LEASED)
         self._expect_free(request.key, "admit")
-        if request.deferred or request.limited is CROWDED or not self._may_share(request):
+        if request.deferred or request.limited is CROWDED or self.tree.is_cleared(request.root):
             request.deferred = False
-            self.leases.renew(request, self._limit(request))
+            self._lease_again(request, self._limit(request))
         decision = self.budget.decide(request)
         gave: list[Any] = []
         while decision.outcome is DEFERRED and _lacks_host(decision) and self._gives_way(gave):
@@ -206,7 +204,7 @@ class Serving:
             gave, decision = [], self.budget.decide(request)
         if decision.outcome is NEVER_FITS and request.anchor_tokens:
             # Holding a prefix can take more than computing it again; try as a miss (A8).
-            self.leases.renew(request, 0)
+            self._lease_again(request, 0)
             decision = self.budget.decide(request)
         elif request.deferrals_left and decision.admitted:
             decision = self._defer(request) or decision
@@ -277,7 +275,7 @@ class Serving:
         request.prompt = max(prompt, request.key.n_tokens)
         self.tree.use_class, self.tree.use_retention = request.use_class, request.use_retention
         try:
-            self.leases.lease(request, limit)
+            self._lease(request, limit)
         except BaseException:
             request.prompt = prompt
             raise
@@ -291,7 +289,7 @@ class Serving:
         request.load_started = request.deferred = False
         self.rows.give_back(request)
         self._give_up(parts)
-        self.leases.unpin(held)
+        pinning.release(self.tree, held)
         if self.tracers is not None:
             self.tracers.notify("begun", request)
 
@@ -388,7 +386,9 @@ class Serving:
         if fence is not None:
             expect_fence(fence)
         request.expect_namespace()
-        return self._may_share(request) and self.publisher.checkpoint(request, fence)
+        if self.tree.cleared and request.root in self.tree.cleared:
+            return False
+        return self.publisher.checkpoint(request, fence)
 
     def _finish(self, request: Request, fence: Fence | None, hint: object) -> int:
         """End an admitted request and leave its data to the tree."""
@@ -396,7 +396,9 @@ class Serving:
         self.accesses.finish(request, hint)
         if self.tree.lifetimes is not None:
             self.retentions.used(request)
-        n_pages = self.publisher.finish(request, fence) if self._may_share(request) else 0
+        n_pages = 0
+        if not self.tree.is_cleared(request.root):
+            n_pages = self.publisher.finish(request, fence)
         self._end(request)
         if self.tracers is not None:
             self.tracers.notify("finished", request)
@@ -445,6 +447,38 @@ class Serving:
 
     # -- inside
 
+    def _lease(self, request: Request, limit: int) -> None:
+        """Match at most `limit` pages of a request's key, and let it begin at what is found."""
+        lease = self.leases.lease(request.key, limit)
+        anchor = lease.receipt.anchor
+        try:
+            if anchor.parent is not None:
+                self.backups.matched(lease.receipt)
+                for each in self.tree.observers:
+                    each.matched(anchor)
+        except BaseException:
+            pinning.release(self.tree, lease.receipt)
+            raise
+        begin_at(lease, request, self.tree)
+        if lease.receipt.host_from is not None:
+            for operation in operations.waits_for(lease.receipt, self.tree.components):
+                request.waits.append(self.journal.find(operation))
+        request.points, request.checkpoints = {}, []
+        if self.points.matter:
+            ahead = self.points.ahead(request, lease.match, lease.asked)
+            request.points, request.checkpoints = ahead
+
+    def _lease_again(self, request: Request, limit: int) -> None:
+        """The same once more; the old pins go when the new ones stand (I8).
+
+        Raises:
+            LeaseError: the key is in another namespace than the request.
+        """
+        request.expect_namespace()
+        held = request.receipt
+        self._lease(request, limit)
+        pinning.release(self.tree, held)
+
     def _expect_changing(self, given: Any) -> Request:
         """Refuse a request that is not admitted; its row is read anew before its next step."""
         if self.closed:
@@ -466,11 +500,6 @@ class Serving:
         """Free the request's key for others."""
         if request.stage is ADMITTED:
             del self.running[id(request.key)]
-
-    def _may_share(self, request: Request) -> bool:
-        """Whether its namespace was not cleared since it was matched."""
-        cleared = self.tree.cleared
-        return not cleared or request.root not in cleared
 
     def _defer(self, request: Request) -> Decision | None:
         """Defer a request for the pages that another computes, once less often; None for none."""
@@ -527,7 +556,7 @@ class Serving:
         request.stage, request.waits = CLOSED, []
         self.rows.give_back(request)
         del self.requests[id(request)]
-        self.leases.unpin(request.receipt)
+        pinning.release(self.tree, request.receipt)
         self.tree.release_root(request.root)
 
 

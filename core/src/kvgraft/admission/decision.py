@@ -18,17 +18,6 @@ from kvgraft.types import Demand, DemandQuery, new_demand
 if TYPE_CHECKING:
     from kvgraft.requests.pending import Pending
 
-__all__ = [
-    "SLACK_PAGES",
-    "Decision",
-    "Outcome",
-    "ShortTenant",
-    "Shortage",
-    "Waiting",
-    "default_demand",
-    "pages_up",
-]
-
 
 class Outcome(enum.Enum):
     """The outcome of a request for admission."""

@@ -33,8 +33,6 @@ from kvgraft.tree.tenants import TenantLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand, DemandQuery, new_query
 
-__all__ = ["Boundaries", "Budget"]
-
 _ADMITTED = Decision(Outcome.ADMITTED)
 
 

@@ -48,18 +48,6 @@ from kvgraft.types import (
     TransferQuery,
 )
 
-__all__ = [
-    "HOOK_RESULTS",
-    "HookResult",
-    "LockHooks",
-    "Mounted",
-    "TransferHooks",
-    "are_spans",
-    "mount",
-    "parse_options",
-    "shown",
-]
-
 _SHORT = Repr()
 _SHORT.maxother = _SHORT.maxstring = 120
 

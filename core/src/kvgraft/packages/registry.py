@@ -33,24 +33,6 @@ from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.refusals import of_type
 from kvgraft.types import ComponentDeclaration
 
-__all__ = [
-    "BUILT_IN",
-    "CURRENT",
-    "HOOKS",
-    "NO_RULE",
-    "POLICY_GROUP",
-    "Found",
-    "Plugin",
-    "discover",
-    "expect_installed",
-    "implemented_hooks",
-    "load_plugin",
-    "load_policy",
-    "missing_members",
-    "policy_names",
-    "select",
-]
-
 MARKS = {
     "wrapper": "only observers wrap hooks, see docs/guard.md",
     "hookwrapper": "only observers wrap hooks, see docs/guard.md",

@@ -31,8 +31,6 @@ from kvgraft.policies.recency import LEFT_BEHIND, paired, untrack
 from kvgraft.policies.sums import prefix_sums
 from kvgraft.types import Tier
 
-__all__ = ["Density", "DensityOrder"]
-
 AGAIN: Final = 1
 RETURNING: Final = 2
 HINTS = {Hint.CONTINUES: 4, Hint.TURN_ENDED: 8, Hint.OVER: 12}

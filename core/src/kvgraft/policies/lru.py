@@ -8,8 +8,6 @@ from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import Hint, Pool, Use
 from kvgraft.policies.recency import RecencyQueue
 
-__all__ = ["LeastRecentlyUsed"]
-
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LeastRecentlyUsed:

@@ -8,19 +8,6 @@ from typing import Any, Final, Protocol
 
 from kvgraft.types import Tier
 
-__all__ = [
-    "CLASS_BITS",
-    "MAX_CLASSES",
-    "PIECE_TOKENS",
-    "Candidate",
-    "EvictionPolicy",
-    "Hint",
-    "Order",
-    "Pool",
-    "Use",
-    "class_of",
-]
-
 CLASS_BITS: Final = 8
 """Low bits of a stamp that hold the class of the use; the bits above count uses."""
 

@@ -14,8 +14,6 @@ from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import PIECE_TOKENS
 from kvgraft.policies.recency import untrack
 
-__all__ = ["N_BINS", "OLDEST", "YOUNGEST", "Prefixes", "Trail", "Visit", "bin_of", "bin_width"]
-
 FEWEST_SAMPLED: Final = 15
 """A prefix whose checksum ends in these bits as zeros is learnt from, in a large directory."""
 

@@ -19,8 +19,6 @@ from typing import Final
 
 from kvgraft.policies.prefixes import N_BINS, Prefixes, bin_width
 
-__all__ = ["Rates"]
-
 PRIOR_REQUESTS: Final = 40
 """How many requests the coarser class counts for."""
 

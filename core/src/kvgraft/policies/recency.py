@@ -20,8 +20,6 @@ from typing import Any, Final
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import CLASS_BITS
 
-__all__ = ["LEFT_BEHIND", "RecencyQueue", "paired", "untrack"]
-
 SPAN_BITS: Final = CLASS_BITS + 6
 """Stamps per span as a power of two: enough to share a list, few enough to order quickly."""
 

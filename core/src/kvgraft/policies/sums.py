@@ -12,8 +12,6 @@ import xxhash
 
 from kvgraft.policies.policy import PIECE_TOKENS, Use
 
-__all__ = ["prefix_sums"]
-
 PIECE_BYTES: Final = PIECE_TOKENS * 4
 
 digest: Final[Any] = xxhash.xxh3_64_intdigest

@@ -15,8 +15,6 @@ import numpy as np
 
 from kvgraft.errors import ConfigError, ContractViolation
 
-__all__ = ["SLOT_BYTES", "ResizableAllocator", "SlotAllocator", "slots_within"]
-
 SLOT_BYTES: Final = 4
 """Bytes of one slot number (int32)."""
 

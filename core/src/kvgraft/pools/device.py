@@ -21,8 +21,6 @@ from kvgraft.pools.plan import PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.types import Tier
 
-__all__ = ["PLANE_ALIGNMENT", "DevicePool", "copy_rows", "slot_index", "stack_lanes"]
-
 PLANE_ALIGNMENT = 512
 """Bytes to which every plane of a stack is aligned, as torch aligns memory on devices."""
 

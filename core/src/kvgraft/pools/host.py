@@ -16,8 +16,6 @@ from kvgraft.pools.plan import CPU, PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
 from kvgraft.types import Tier
 
-__all__ = ["SLAB_ALIGNMENT", "HostMirror"]
-
 SLAB_ALIGNMENT = 64
 """Bytes to which every slab, and every plane inside it, is aligned (a cache line)."""
 

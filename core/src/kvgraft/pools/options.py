@@ -12,8 +12,6 @@ from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_v
 
 from kvgraft.config import ComponentOptions
 
-__all__ = ["AttentionOptions", "Dtype", "LayerOptions"]
-
 Dtype = Literal[
     "float64", "float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "uint8"
 ]

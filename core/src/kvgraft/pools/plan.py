@@ -25,15 +25,6 @@ from kvgraft.pools.allocator import ResizableAllocator, SlotAllocator, slots_wit
 from kvgraft.sizes import format_nbytes
 from kvgraft.types import Tier
 
-__all__ = [
-    "AvailableMemory",
-    "PlannedMemory",
-    "PoolPlan",
-    "available_nbytes",
-    "host_available_nbytes",
-    "plan_memory",
-]
-
 AvailableMemory = Callable[[torch.device], "int | None"]
 """Bytes that can be taken on a device, or None where it is unknown; the CPU stands for the host."""
 

@@ -13,14 +13,6 @@ import torch
 
 from kvgraft.pools.options import AttentionOptions, Dtype
 
-__all__ = [
-    "PlaneSpec",
-    "attention_planes",
-    "lane_dtype",
-    "plane_nbytes",
-    "torch_dtype",
-]
-
 
 class PlaneSpec(NamedTuple):
     """One tensor's share of a slot.

@@ -11,8 +11,6 @@ from kvgraft.policies.policy import MAX_CLASSES, EvictionPolicy, Hint, Use
 from kvgraft.requests.request import Request
 from kvgraft.tree.tree import Tree
 
-__all__ = ["MOST_PRIORITY", "AccessTracker", "RequestedRetention", "Retentions", "expect_hint"]
-
 
 class AccessTracker:
     """The policy's view of requests; does nothing for a policy without classes.

@@ -23,8 +23,6 @@ from kvgraft.tree.pinning import Receipt, hold_host, release_host_hold
 from kvgraft.tree.tree import EXPIRED, Tree
 from kvgraft.types import Direction
 
-__all__ = ["RESERVE_SHARE", "Backups", "CleanReserve"]
-
 logger = logging.getLogger("kvgraft")
 
 SELECTIVE_TOUCHES: Final = 1
@@ -41,13 +39,14 @@ class Backups:
         self.evictor = evictor
         self.policy = policy
         self.enabled = bool(tree.mirrored)
+        self.at_insert = self.enabled and policy is WritePolicy.WRITE_THROUGH
 
     def inserted(self, anchor: Node, nodes: list[Node], since: int) -> None:
         """Nodes on the path to `anchor` gained data; the caller holds a receipt over them.
 
         Nodes that gained it earlier, from page `since` on, were published without a backup.
         """
-        if self.enabled and self.policy is WritePolicy.WRITE_THROUGH:
+        if self.at_insert:
             self._back_up(_with_gaps_above(self.tree, anchor, nodes, since))
 
     def matched(self, receipt: Receipt) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Final
 
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -12,7 +12,54 @@ from kvgraft.tree.inserting import Run
 from kvgraft.tree.ledger import Ledger, SlotOwner
 from kvgraft.types import Demand, Span, Tier
 
-__all__ = ["DECODED", "POINT", "Account", "Due", "RequestComponent", "RequestState"]
+
+def divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Run]]:
+    """Pages inside and outside `spans`, which are in order and may overlap at their ends."""
+    inside: list[Run] = []
+    outside: list[Run] = []
+    for run in runs:
+        position = run.first
+        for span in spans:
+            start, end = max(position, span.start), min(run.end, span.end)
+            if start >= end:
+                continue
+            if start > position:
+                outside.append(run.cut(position, start))
+            if (start, end) == (run.first, run.end):
+                inside.append(run)
+            else:
+                part = run.cut(start, end)
+                if inside and inside[-1].end == start:
+                    inside[-1] = inside[-1].joined(part)
+                else:
+                    inside.append(part)
+            position = end
+        if position == run.first:
+            outside.append(run)
+        elif position < run.end:
+            outside.append(run.cut(position, run.end))
+    return inside, outside
+
+
+def marked(runs: list[Run], worth: Sequence[Span]) -> list[Run]:
+    """The same pages; those outside `worth` (ordered, disjoint spans) are marked left behind."""
+    marked: list[Run] = []
+    for run in runs:
+        position = run.first
+        for start, end in worth:
+            if end <= position:
+                continue
+            if start >= run.end:
+                break
+            if start > position:
+                marked.append(run.cut(position, start, is_left=True))
+                position = start
+            stop = end if end < run.end else run.end
+            marked.append(run.cut(position, stop))
+            position = stop
+        if position < run.end:
+            marked.append(run.cut(position, run.end, is_left=True))
+    return marked
 
 
 class Account:
@@ -205,13 +252,9 @@ class RequestComponent:
 
     def give_back(self) -> None:
         """Free every slot it holds (H8)."""
-        if not self.runs:
-            return
-        for run in self.runs:
-            self.account.ledger.give_private(run.device)
-            if self.host_account is not None and run.host is not None:
-                self.host_account.ledger.give_private(run.host)
-        self.runs = []
+        if self.holds_pages:
+            self.free_pages(self.runs)
+            self._runs = []
 
     def close_accounts(self) -> None:
         """Give its promises back; it takes no slot any more."""
@@ -246,9 +289,11 @@ class RequestComponent:
     def can_replenish(self, page: int) -> bool:
         """Whether pages up to `page` can move to the tree and be replaced out of headroom."""
         moved = 0
-        for run in self.runs:
+        for run in self._runs:
             if run.first < page:
                 moved += min(run.end, page) - run.first
+        if self._newest and self._newest_first < page:
+            moved += min(self._newest_end, page) - self._newest_first
         moved *= self.component.slots_per_page
         for account in (self.account, self.host_account):
             if account is not None:
@@ -307,24 +352,31 @@ class RequestComponent:
         else:
             runs.append(run)
 
-    def released(self, runs: list[Run]) -> None:
-        """Pages left for the tree; the promises are renewed as far as they may be."""
-        n = 0
-        for run in runs:
-            n += len(run.device)
-        self.account.release(n // SLOT_BYTES)
-        if self.host_account is not None:
-            self.host_account.release(n // SLOT_BYTES)
+    def take_out(self, kept: Sequence[Span]) -> list[Run]:
+        """Its pages outside of `kept`, in order, are the caller's from now on.
 
-    def free_pages(self, runs: Iterable[Run]) -> None:
-        """Give pages back to their pools, and their slots back to the accounts."""
-        slots = b"".join([run.device for run in runs])
-        self.account.ledger.give_private(slots)
-        self.account.release(len(slots) // SLOT_BYTES)
+        The promises are renewed as far as they may be.
+        """
+        runs = self.runs
+        if len(runs) == 1 and runs[0].end <= kept[0].start:
+            taken, self._runs = runs, []
+        else:
+            self._runs, taken = divided(runs, kept)
+        n = 0
+        for run in taken:
+            n += len(run.device)
+        if n:
+            self.account.release(n // SLOT_BYTES)
+            if self.host_account is not None:
+                self.host_account.release(n // SLOT_BYTES)
+        return taken
+
+    def free_pages(self, runs: list[Run]) -> None:
+        """Give pages that were taken out back to their pools."""
+        self.account.ledger.give_private(b"".join([run.device for run in runs]))
         if self.host_account is not None:
             mirror = b"".join([run.host for run in runs if run.host is not None])
             self.host_account.ledger.give_private(mirror)
-            self.host_account.release(len(mirror) // SLOT_BYTES)
 
 
 class RequestState(RequestComponent):

@@ -16,8 +16,6 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 
-__all__ = ["Evictor"]
-
 MOST_PIECES: Final = 16
 """A victim is copied in so many pieces at most: each is waited for."""
 

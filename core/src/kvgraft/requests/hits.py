@@ -13,9 +13,6 @@ from kvgraft.tree.tenants import TenantLedger, Tenants
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
-__all__ = ["HitCounts", "Loaded", "TenantHitCounts", "tenant_stats"]
-
-
 ANCHORS_AT_ONCE: Final = 256
 """Anchors whose slots are counted in bulk."""
 

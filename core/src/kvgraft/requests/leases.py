@@ -10,22 +10,34 @@ from kvgraft.compiled import mypyc_attr
 from kvgraft.config import LoadModel
 from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted, are_spans, shown
-from kvgraft.requests.backup import Backups
 from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import NO_PAGES, Limited, Request
-from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.transfers import Fence, Journal, Transfer
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.matching import Match
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, common_pages, default_segment, segment_ahead
+from kvgraft.tree.pinning import Receipt, common_pages
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, LockQuery, Span, new_view
 
-__all__ = ["Leases", "LoadBacks", "Locks"]
+
+class Lease(NamedTuple):
+    """A match that stays true until its receipt is released (M7).
+
+    Attributes:
+        match: the deepest boundary that all components can resume at, and those before it.
+        receipt: pins all reaches there.
+        limited: why it is shorter than the tree's data; None if it is not.
+        asked: boundaries, in pages, where components ask for resume points.
+    """
+
+    match: Match
+    receipt: Receipt
+    limited: Limited | None
+    asked: Collection[int]
 
 
 class Locks(NamedTuple):
@@ -39,10 +51,23 @@ class Locks(NamedTuple):
     segments: dict[int, tuple[Span, ...]]
     undo: ExitStack
 
+    def within(
+        self, tree: Tree, limits: Sequence[tuple[Span, ...] | None] | None = None
+    ) -> list[tuple[Span, ...] | None]:
+        """The pages to pin of every component, at most `limits` of one that has some."""
+        segments = list(limits or (None,) * len(tree.components))
+        for index, segment in self.segments.items():
+            limit = segments[index]
+            if limit is None:
+                segments[index] = segment
+            elif not tree.components[index].is_state:
+                segments[index] = common_pages(segment, limit)
+        return segments
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Leases:
-    """Turns matches into pinned leases on requests.
+    """Matches keys, and pins what it finds.
 
     Attributes:
         shared_loads: load-backs a request waited for that another had started (R6).
@@ -54,13 +79,9 @@ class Leases:
         self,
         tree: Tree,
         mounted: Sequence[Mounted],
-        backups: Backups,
         load: LoadModel | None,
-        points: ResumePoints,
     ) -> None:
         self.tree = tree
-        self.backups = backups
-        self.points = points
         self.load = load
         self.mounted = mounted
         self.shared_loads = 0
@@ -70,31 +91,23 @@ class Leases:
             for component, each in zip(tree.components, mounted)
             if each.finalize_match_result is not None
         ]
-        self._lockers = [
+        self.lockers = [
             (component, each.lock_hooks)
             for component, each in zip(tree.components, mounted)
             if each.lock_hooks is not None
-        ]
-        self._bounded = [
-            component.index
-            for component in tree.components
-            if not component.is_state and not component.is_prefix_closed
         ]
         self.never_resumes = any(
             component.is_state and not component.can_copy for component in tree.components
         )
 
-    def lease(self, request: Request, limit: int) -> None:
-        """Match at most `limit` pages of the request's key, pin the anchor, fill the request in.
-
-        It gets new parts: a caller whose request holds slots gives those of the old ones back.
-        """
+    def lease(self, key: TokenKey, limit: int) -> Lease:
+        """Match at most `limit` pages of a request's key, and pin the anchor."""
         #   0 ───── device_anchor ───── anchor ───── base ───── limit
         #   all on DEVICE │ some on HOST  │ wider components have data, a narrower one lacks its own
         # Falls back to device_anchor where computing is faster, and to 0 where pins would break a
         # promise. Afterwards all reaches at the anchor are pinned (M7).
         tree = self.tree
-        found, asked, limited = self._match(request.key, limit)
+        found, asked, limited = self._match(key, limit)
         host_from = None
         if found.device_anchor != found.anchor:
             if self._recompute(found):
@@ -108,20 +121,9 @@ class Leases:
         if receipt is None:
             limited = Limited.CROWDED
             found = self._shorten(found, 0)
-            anchor, host_from = found.root, None
-            receipt = pinning.acquire(tree, anchor, touch=False)
+            receipt = pinning.acquire(tree, found.root, touch=False)
             assert receipt is not None
-        if anchor.parent is not None:
-            self._note_use(receipt)
-        request.limited = limited
-        self._fill(request, found, receipt)
-        if host_from is not None:
-            plan = operations.load_plan(receipt, tree.components)
-            for part, nodes in zip(request.components, plan):
-                part.host_slots = sum([part.component.n_slots(node) for node in nodes])
-        request.points, request.checkpoints = (
-            self.points.ahead(request, found, asked) if self.points.matter else ({}, [])
-        )
+        return Lease(found, receipt, limited, asked)
 
     def keep(self, key: TokenKey, limit: int) -> tuple[Match, Receipt | None]:
         """Match at most `limit` pages of a key, and pin the anchor for no request (K6).
@@ -133,66 +135,13 @@ class Leases:
         anchor = matching.anchor_node(self.tree, found)
         return found, self._acquire(anchor, host_from, touch=False)
 
-    def renew(self, request: Request, limit: int) -> None:
-        """Match again, at most `limit` pages; the old pins go once the new ones stand (I8).
-
-        Raises:
-            LeaseError: the key is in another namespace than the request.
-        """
-        request.expect_namespace()
-        held = request.receipt
-        self.lease(request, limit)
-        self.unpin(held)
-
-    def repin(self, request: Request, anchor: Node, shared: int, locks: Locks | None) -> None:
-        """New pins at `anchor`; the caller releases the old receipt afterwards (I5).
-
-        Of bounded reaches up to page `shared`: behind it the request has its own. Data it left
-        behind is not pinned: it is evictable already, so others' promises may count on it (A12). So
-        may be a state, of which it has a live one, and extra pages that a component asks to pin:
-        where they are promised, they stay unpinned.
-        """
-        #   0 ────────── shared ────────── position       the reach at position, a window of w pages
-        #        [position - w .................)
-        #        [ pinned    )[ the request's own )
-        position = request.computed // self.tree.page_size
-        ahead: list[tuple[Span, ...] | None] = [None] * len(self.tree.components)
-        if position > shared:
-            for component in self.tree.components:
-                if not component.is_prefix_closed:
-                    segment = segment_ahead(component, anchor.end, position)
-                    ahead[component.index] = common_pages(segment, (Span(0, shared),))
-        host_from = 0 if self.tree.homes_on_host else None
-        receipt = None
-        if locks is not None:
-            receipt = self._pin(anchor, host_from, locks, list(ahead), enforce=True)
-            if receipt is None:
-                locks.undo.close()
-        if receipt is None:
-            receipt = pinning.acquire(self.tree, anchor, host_from=host_from, segments=ahead)
-        if receipt is None:
-            for component in self.tree.components:
-                if component.is_state:
-                    ahead[component.index] = ()
-            receipt = pinning.acquire(
-                self.tree, anchor, host_from=host_from, segments=ahead, enforce=False
-            )
-        assert receipt is not None
-        request.receipt = receipt
-
-    def unpin(self, receipt: Receipt) -> None:
-        """Give up a receipt; all components are notified, even if one's hook raises (L1, I8)."""
-        pinning.release(self.tree, receipt)
-        if receipt.locks is not None:
-            receipt.locks.close()
-
     def lock(self, boundary: int) -> Locks | None:
         """Ask components what to pin at a boundary, given in pages: all, or none (I8)."""
-        if not self._lockers:
+        if not self.lockers:
             return None
         segments: dict[int, tuple[Span, ...]] = {}
         with ExitStack() as undo:
-            for component, hooks in self._lockers:
+            for component, hooks in self.lockers:
                 answer = hooks.acquire(LockQuery(boundary, self.tree.page_size))
                 if answer is not None:
                     undo.callback(hooks.release, answer)
@@ -213,46 +162,6 @@ class Leases:
         if not self._finalizers:
             return found, (), limited
         return *self._finalize(found, limit), limited
-
-    def _note_use(self, receipt: Receipt) -> None:
-        """A request uses the pinned data: it may be worth a copy now, and observers hear of it."""
-        try:
-            self.backups.matched(receipt)
-            for each in self.tree.observers:
-                each.matched(receipt.anchor)
-        except BaseException:
-            self.unpin(receipt)
-            raise
-
-    def _fill(self, request: Request, found: Match, receipt: Receipt) -> None:
-        """A request begins at the anchor, or begins again there, with parts that hold nothing."""
-        tree, anchor = self.tree, found.anchor
-        request.receipt = receipt
-        if request.root is not found.root:
-            # Its namespace was cleared since it began: it goes on in the new tree.
-            root = tree.hold_root(request.namespace)
-            tree.release_root(request.root)
-            request.root = root
-        request.key.found_at(receipt.anchor, found.root)
-        request.computed = request.anchor_tokens = anchor * tree.page_size
-        request.device_tokens = found.device_anchor * tree.page_size
-        request.allocated = request.cached = request.last_point = request.last_left = anchor
-        request.left, request.points_left_out, request.published = NO_PAGES, None, False
-        parts: list[RequestComponent] = []
-        states: list[RequestState] = []
-        tenant = request.root.tenant
-        for component in tree.components:
-            if component.is_state:
-                states.append(RequestState(component, tenant))
-                parts.append(states[-1])
-            else:
-                parts.append(RequestComponent(component, tenant))
-        request.components, request.state_components = parts, states
-        request.bounded_components = [parts[at] for at in self._bounded] if self._bounded else ()
-        request.waits = []
-        if receipt.host_from is not None:
-            for operation in operations.waits_for(receipt, tree.components):
-                request.waits.append(self.backups.journal.find(operation))
 
     def _shorten(self, found: Match, limit: int) -> Match:
         shorter = matching.resolve(self.tree, found.node, min(found.anchor, limit), found.root)
@@ -308,44 +217,56 @@ class Leases:
     ) -> Receipt | None:
         """Pin a match; None, with nothing pinned or locked, if that would break a promise."""
         locks = self.lock(anchor.end)
-        if host_from is not None and locks is not None:
+        if locks is None:
+            return pinning.acquire(self.tree, anchor, host_from=host_from, touch=touch)
+        if host_from is not None:
             # The pages that a load-back brings besides the reaches are pinned on HOST as well (M4).
             starts = [span.start for segment in locks.segments.values() for span in segment]
             host_from = min([host_from, *starts])
-        receipt = self._pin(anchor, host_from, locks, None, enforce=True, touch=touch)
-        if receipt is None and locks is not None:
-            locks.undo.close()
-        return receipt
-
-    def _pin(
-        self,
-        anchor: Node,
-        host_from: int | None,
-        locks: Locks | None,
-        segments: list[tuple[Span, ...] | None] | None,
-        *,
-        enforce: bool,
-        touch: bool = True,
-    ) -> Receipt | None:
-        if locks is not None and locks.segments:
-            segments = segments or [None] * len(self.tree.components)
-            for index, segment in locks.segments.items():
-                limit = segments[index]
-                if limit is None:
-                    segments[index] = segment
-                elif not self.tree.components[index].is_state:
-                    segments[index] = common_pages(segment, limit)
-        receipt = pinning.acquire(
+        return pinning.acquire(
             self.tree,
             anchor,
             host_from=host_from,
             touch=touch,
-            enforce=enforce,
-            segments=segments,
+            segments=locks.within(self.tree),
+            locks=locks.undo,
         )
-        if receipt is not None and locks is not None:
-            receipt.locks = locks.undo
-        return receipt
+
+
+def begin_at(lease: Lease, request: Request, tree: Tree) -> None:
+    """A request begins at a lease's anchor, or begins again there.
+
+    It gets new components: a caller whose request holds slots gives back those of the old ones.
+    """
+    found, receipt = lease.match, lease.receipt
+    request.receipt, request.limited = receipt, lease.limited
+    if request.root is not found.root:
+        # Its namespace was cleared since it began: it goes on in the new tree.
+        root = tree.hold_root(request.namespace)
+        tree.release_root(request.root)
+        request.root = root
+    request.key.found_at(receipt.anchor, found.root)
+    request.computed = request.anchor_tokens = found.anchor * tree.page_size
+    request.device_tokens = found.device_anchor * tree.page_size
+    request.allocated = request.cached = request.last_point = request.last_left = found.anchor
+    request.left, request.points_left_out, request.published = NO_PAGES, None, False
+    request.waits = []
+    mine: list[RequestComponent] = []
+    states: list[RequestState] = []
+    bounded: list[RequestComponent] = []
+    tenant = request.root.tenant
+    for component in tree.components:
+        if component.is_state:
+            states.append(RequestState(component, tenant))
+            mine.append(states[-1])
+            continue
+        mine.append(RequestComponent(component, tenant))
+        if not component.is_prefix_closed:
+            bounded.append(mine[-1])
+    request.components, request.state_components, request.bounded_components = mine, states, bounded
+    if found.device_anchor != found.anchor:
+        for each, nodes in zip(mine, operations.load_plan(receipt, tree.components)):
+            each.host_slots = sum([each.component.n_slots(node) for node in nodes])
 
 
 def _missing_slots(found: Match, component: TreeComponent) -> int:
@@ -396,7 +317,7 @@ def _check_segment(
     def covered(inner: Span, outer: tuple[Span, ...]) -> bool:
         return any(span.start <= inner.start and inner.end <= span.end for span in outer)
 
-    for need in default_segment(component, boundary):
+    for need in component.segment_at(boundary):
         if not covered(need, segment):
             raise ContractViolation(
                 "L3",
@@ -406,7 +327,7 @@ def _check_segment(
     for other in tree.components[: component.index]:
         if component.index not in other.narrower:
             continue
-        outer = default_segment(other, boundary)
+        outer = other.segment_at(boundary)
         for span in segment:
             if not covered(span, outer):
                 raise ContractViolation(

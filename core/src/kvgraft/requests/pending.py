@@ -16,8 +16,6 @@ from kvgraft.requests.resume_points import BRANCH, ResumePoints
 from kvgraft.tree.keys import common_prefix_pages
 from kvgraft.tree.tree import Tree
 
-__all__ = ["Pending", "PendingPages"]
-
 
 class Pending(NamedTuple):
     """A longer prefix to resume from, as soon as another request has computed and shared it.

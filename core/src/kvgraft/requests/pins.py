@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from kvgraft.errors import BudgetError, LeaseError
 from kvgraft.requests.leases import Leases
 from kvgraft.stats import PinStats
+from kvgraft.tree import pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import PoolBooks
@@ -14,8 +15,6 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.operations import segment_nodes
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree, TreeObserver
-
-__all__ = ["Pin", "Pins"]
 
 
 class Pin:
@@ -117,7 +116,7 @@ class Pins:
             try:
                 self._expect_within_bounds(pin, nodes)
             except BudgetError:
-                self._leases.unpin(receipt)
+                pinning.release(self.tree, receipt)
                 raise
         except BaseException:
             self.tree.release_root(pin.root)
@@ -185,7 +184,7 @@ class Pins:
         del self._pins[id(pin)]
         if not self._pins:
             self.tree.remove_observer(self._holders)
-        self._leases.unpin(pin.receipt)
+        pinning.release(self.tree, pin.receipt)
         self.tree.release_root(pin.root)
 
     def _nodes(self, receipt: Receipt) -> Iterator[_Pages]:

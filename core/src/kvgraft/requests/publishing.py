@@ -10,20 +10,19 @@ from typing import Final, NamedTuple
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import LeaseError
 from kvgraft.requests.backup import Backups
-from kvgraft.requests.components import RequestComponent, RequestState
+from kvgraft.requests.components import RequestComponent, RequestState, divided, marked
 from kvgraft.requests.leases import Leases, Locks
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import END, GRID
-from kvgraft.requests.slots import NO_PAGE, PageSlots, StateSlots, divided, marked, needed_between
+from kvgraft.requests.slots import PageSlots, StateSlots, needed_between
 from kvgraft.transfers import Fence, Journal
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.inserting import NO_STATES, Holding, Run
 from kvgraft.tree.keys import common_prefix_pages
 from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
-
-__all__ = ["EvictFirstSchedule", "Offers", "Publisher", "Retained"]
 
 
 class Retained(NamedTuple):
@@ -59,20 +58,14 @@ class Offers:
             if isinstance(part, RequestState):
                 holdings.append(self._states_out(request, part, end))
                 continue
-            runs = part.runs
-            if len(runs) == 1 and runs[0].end == end and retained is None:
-                below, part.runs = runs, []
-            else:
-                private = [Span(end, NO_PAGE)]
-                if retained is not None and component.is_prefix_closed:
-                    private = [Span(0, retained.shared), *private]
-                elif retained is not None:
-                    private = sorted([*component.reach_pages.spans(retained.position), *private])
-                part.runs, below = divided(runs, private)
+            private = [Span(end, NO_PAGE)]
+            if retained is not None and component.is_prefix_closed:
+                private = [Span(0, retained.shared), *private]
+            elif retained is not None:
+                private = sorted([*component.reach_pages.spans(retained.position), *private])
+            below = part.take_out(private)
             if below and not component.is_prefix_closed:
                 below = self._classed(request, part, below)
-            if below:
-                part.released(below)
             renews = retained is not None and not component.is_prefix_closed
             holdings.append(Holding(below, NO_STATES, renews=renews))
         return holdings
@@ -83,17 +76,15 @@ class Offers:
         part.captured = {}
         # Where a bounded base's page is still the request's own, its state follows it (T4).
         base = () if self.tree.prefix_closed else request.components[0].runs
-        deepest = _deepest(offered)
-        if deepest > end or (base and offered):
+        if offered and (base or max(offered) > end):
             part.captured = {
                 page: slot
                 for page, slot in offered.items()
                 if page > end or any(run.first < page <= run.end for run in base)
             }
             offered = {p: s for p, s in offered.items() if p not in part.captured}
-            deepest = _deepest(offered)
         if offered:
-            part.shared = max(part.shared, deepest)
+            part.shared = max(part.shared, *offered)
             part.account.release(len(offered))
         return Holding([], offered, request.left)
 
@@ -118,14 +109,6 @@ class Offers:
             part.free_pages(useless)
         left = [run.cut(run.first, run.end, is_left=True) for run in behind]
         return sorted([*kept, *left], key=inserting.first_page)
-
-
-def _deepest(states: dict[int, bytes]) -> int:
-    """The last boundary of states; 0 without any. In compiled code a tenth of a call of `max`."""
-    deepest = 0
-    for page in states:
-        deepest = max(deepest, page)
-    return deepest
 
 
 BEHIND_TOKENS: Final = 64
@@ -211,7 +194,9 @@ class Publisher:
                 self.declined_checkpoints += 1  # the shared pages could not be replaced (A12)
                 return False
         self._check_key(request, page)
-        self.share(request, page, self.leases.lock(max(page, request.receipt.anchor.end)))
+        boundary = max(page, request.receipt.anchor.end)
+        locks = self.leases.lock(boundary) if self.leases.lockers else None
+        self.share(request, page, locks)
         request.cached = max(request.cached, page)
         self.checkpoints += 1
         return True
@@ -226,7 +211,8 @@ class Publisher:
         backs_up = self.backups.enabled
         if self._has_new(request, page) or (request.published and backs_up):
             self._check_key(request, page)
-            locks = self.leases.lock(max(page, request.receipt.anchor.end)) if backs_up else None
+            boundary = max(page, request.receipt.anchor.end)
+            locks = self.leases.lock(boundary) if backs_up else None
             for part in request.state_components:
                 self.states.offer_states(request, part)
             if backs_up:
@@ -359,11 +345,10 @@ class Publisher:
         """Refuse data under tokens it was not computed for, before anything changes (I8).
 
         Raises:
-            LeaseError: the key was cut, is in another namespace, or lacks tokens.
+            LeaseError: the key was cut, or lacks tokens.
         """
         key = request.key
-        if not request.has_same_key() or page * self.tree.page_bytes > len(key.data):
-            request.expect_namespace()
+        if key.edits != request.key_edits or page * self.tree.page_bytes > len(key.data):
             if key.edits == request.key_edits:
                 raise LeaseError(
                     f"request computed {request.computed} tokens and its key holds {key.n_tokens}; "
@@ -393,15 +378,54 @@ class Publisher:
         inserted = self.insert(request, page)
         held = request.receipt
         anchor = inserted.anchor if page >= held.anchor.end else held.anchor
-        self.leases.repin(request, anchor, page, locks)
+        self._repin(request, anchor, page, locks)
         try:
-            since = request.anchor_tokens // self.tree.page_size
-            self.backups.inserted(inserted.anchor, inserted.nodes, since)
+            if self.backups.at_insert:
+                since = request.anchor_tokens // self.tree.page_size
+                self.backups.inserted(inserted.anchor, inserted.nodes, since)
             request.published = False
         finally:
-            self.leases.unpin(held)
+            pinning.release(self.tree, held)
 
     # -- inside
+
+    def _repin(self, request: Request, anchor: Node, shared: int, locks: Locks | None) -> None:
+        """New pins at `anchor`; the caller releases the old receipt afterwards (I5).
+
+        Of bounded reaches up to page `shared`: behind it the request has its own. Data it left
+        behind is not pinned: it is evictable already, so others' promises may count on it (A12). So
+        may be a state, of which it has a live one, and extra pages that a component asks to pin:
+        where they are promised, they stay unpinned.
+        """
+        #   0 ────────── shared ────────── position       the reach at position, a window of w pages
+        #        [position - w .................)
+        #        [ pinned    )[ the request's own )
+        tree = self.tree
+        position = request.computed // tree.page_size
+        ahead: list[tuple[Span, ...] | None] = [None] * len(tree.components)
+        if position > shared:
+            for component in tree.components:
+                if not component.is_prefix_closed:
+                    segment = pinning.segment_ahead(component, anchor.end, position)
+                    ahead[component.index] = pinning.common_pages(segment, (Span(0, shared),))
+        host_from = 0 if tree.homes_on_host else None
+        receipt = None
+        if locks is not None:
+            asked = locks.within(tree, ahead)
+            receipt = pinning.acquire(
+                tree, anchor, host_from=host_from, segments=asked, locks=locks.undo
+            )
+        if receipt is None:
+            receipt = pinning.acquire(tree, anchor, host_from=host_from, segments=ahead)
+        if receipt is None:
+            for component in tree.components:
+                if component.is_state:
+                    ahead[component.index] = ()
+            receipt = pinning.acquire(
+                tree, anchor, host_from=host_from, segments=ahead, enforce=False
+            )
+        assert receipt is not None
+        request.receipt = receipt
 
     def _has_new(self, request: Request, page: int) -> bool:
         """Whether the tree lacks something that the request has up to boundary `page`."""

@@ -22,22 +22,6 @@ if TYPE_CHECKING:
     from kvgraft.requests.pending import Pending
     from kvgraft.tree.lifetimes import Retention
 
-__all__ = [
-    "ADMITTED",
-    "CLOSED",
-    "LEASED",
-    "NEXT_CALL",
-    "NO_PAGES",
-    "NO_POINTS",
-    "LeftOut",
-    "Limited",
-    "Request",
-    "Stage",
-    "expect_key",
-    "no_request",
-    "whole",
-]
-
 NO_PAGES: frozenset[int] = frozenset()
 NO_POINTS: frozenset[tuple[int, PointKind]] = frozenset()
 NOTHING_FETCHED = Span(0, 0)

@@ -26,8 +26,6 @@ from kvgraft.types import PointKind
 if TYPE_CHECKING:
     from kvgraft.tree.explaining import SkippedPoints
 
-__all__ = ["END", "GRID", "GRID_SHARE", "ResumePoints", "resume_pages"]
-
 REPEAT: Final = PointKind.REPEAT
 PROMPT_END: Final = PointKind.PROMPT_END
 BRANCH: Final = PointKind.BRANCH

@@ -21,15 +21,6 @@ from kvgraft.tree.inserting import Run
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = [
-    "DEVICE",
-    "Rows",
-    "TableChanges",
-    "slot_table",
-    "spread",
-    "state_slot",
-]
-
 DEVICE: Final = Tier.DEVICE
 """As a global: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
@@ -67,7 +58,7 @@ def state_slot(request: Request, component: TreeComponent) -> int:
         raise ConfigError(f"component {component.name!r} has no states; use table")
     if part.live is None:
         raise LeaseError(f"component {component.name!r}: no state yet; allocate first")
-    return int.from_bytes(part.live, "little")
+    return state_number(part.live)
 
 
 def slot_table(

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.packages.dispatch import Mounted
-from kvgraft.requests.components import DECODED, POINT, Due, RequestComponent, RequestState
+from kvgraft.requests.components import DECODED, POINT, Due, RequestComponent, RequestState, divided
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import GRID, ResumePoints
@@ -17,64 +17,6 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
-
-__all__ = [
-    "NO_PAGE",
-    "PageSlots",
-    "StateSlots",
-    "divided",
-    "marked",
-    "needed_between",
-]
-
-
-def divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Run]]:
-    """Pages inside and outside `spans`, which are in order and may overlap at their ends."""
-    inside: list[Run] = []
-    outside: list[Run] = []
-    for run in runs:
-        position = run.first
-        for span in spans:
-            start, end = max(position, span.start), min(run.end, span.end)
-            if start >= end:
-                continue
-            if start > position:
-                outside.append(run.cut(position, start))
-            if (start, end) == (run.first, run.end):
-                inside.append(run)
-            else:
-                part = run.cut(start, end)
-                if inside and inside[-1].end == start:
-                    inside[-1] = inside[-1].joined(part)
-                else:
-                    inside.append(part)
-            position = end
-        if position == run.first:
-            outside.append(run)
-        elif position < run.end:
-            outside.append(run.cut(position, run.end))
-    return inside, outside
-
-
-def marked(runs: list[Run], worth: Sequence[Span]) -> list[Run]:
-    """The same pages; those outside `worth` (ordered, disjoint spans) are marked left behind."""
-    marked: list[Run] = []
-    for run in runs:
-        position = run.first
-        for start, end in worth:
-            if end <= position:
-                continue
-            if start >= run.end:
-                break
-            if start > position:
-                marked.append(run.cut(position, start, is_left=True))
-                position = start
-            stop = end if end < run.end else run.end
-            marked.append(run.cut(position, stop))
-            position = stop
-        if position < run.end:
-            marked.append(run.cut(position, run.end, is_left=True))
-    return marked
 
 
 def needed_between(
@@ -163,7 +105,7 @@ class PageSlots:
                 if runs[0].first < start:
                     end = max(end, start)
                 continue
-            _, behind = self._behind(part, page)
+            behind = self._behind(part, page)
             if behind:
                 end = max(end, behind[-1].end)
         return end
@@ -172,8 +114,7 @@ class PageSlots:
         """Pages of the component that holds most of the pages that `left_behind` names."""
         most = 0
         for part in request.bounded_components:
-            _, behind = self._behind(part, page)
-            most = max(most, sum(run.end - run.first for run in behind))
+            most = max(most, sum(run.end - run.first for run in self._behind(part, page)))
         return most
 
     def has_promise_left(self, parts: Sequence[RequestComponent], pages: int) -> bool:
@@ -199,7 +140,7 @@ class PageSlots:
                 continue
             n = component.stored_between(first, end)
             if not component.is_prefix_closed:
-                n -= sum(run.end - run.first for run in self._behind(part, page)[1])
+                n -= sum(run.end - run.first for run in self._behind(part, page))
             if n > 0:
                 found += part.unreserved(n * component.slots_per_page)
         return found if all(n <= ledger.headroom for ledger, n in found) else None
@@ -207,8 +148,7 @@ class PageSlots:
     def is_worth_keeping(self, request: Request, page: int) -> bool:
         """Whether a resume point needs any page that `left_behind` names."""
         for part in request.bounded_components:
-            _, behind = self._behind(part, page)
-            for run in behind:
+            for run in self._behind(part, page):
                 if needed_between(
                     part.component, (*request.points, *request.left), run.first, run.end
                 ):
@@ -218,15 +158,12 @@ class PageSlots:
     def give_back_behind(self, request: Request, page: int) -> None:
         """Free private pages that bounded reaches at boundary `page` no longer cover (L6, I3)."""
         for part in request.bounded_components:
-            kept, behind = self._behind(part, page)
-            if behind:
-                part.runs = kept
+            if behind := part.take_out(_ahead(part, page)):
                 part.free_pages(behind)
 
-    def _behind(self, part: RequestComponent, page: int) -> tuple[list[Run], list[Run]]:
-        """A request's pages that the reach at boundary `page` covers, and those it left."""
-        spans = (*part.component.reach_pages.spans(page), Span(page, NO_PAGE))
-        return divided(part.runs, spans)
+    def _behind(self, part: RequestComponent, page: int) -> list[Run]:
+        """A request's pages that the reach at boundary `page` no longer covers."""
+        return divided(part.runs, _ahead(part, page))[1]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -414,6 +351,11 @@ class StateSlots:
     def copy(self, component: TreeComponent, source: bytes, target: bytes) -> None:
         """Copy states, one or several at once."""
         self.mounted[component.index].component.device.copy_slots(source, target)
+
+
+def _ahead(part: RequestComponent, page: int) -> tuple[Span, ...]:
+    """The pages that a request at boundary `page` still needs of its own."""
+    return (*part.component.reach_pages.spans(page), Span(page, NO_PAGE))
 
 
 def _no_headroom(component: TreeComponent) -> str:

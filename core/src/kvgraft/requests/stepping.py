@@ -25,14 +25,13 @@ from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.publishing import EvictFirstSchedule, Publisher
 from kvgraft.requests.request import Request, no_request
 from kvgraft.requests.rows import Rows, TableChanges, spread
-from kvgraft.requests.slots import NO_PAGE, StateSlots
+from kvgraft.requests.slots import StateSlots
 from kvgraft.sizes import expect_count
 from kvgraft.tree import pinning
 from kvgraft.tree.keys import TOKEN_BYTES, token_rows
 from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
-
-__all__ = ["Batch", "Step", "Stepper"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]

@@ -17,17 +17,6 @@ from typing import Protocol, TypeAlias
 from kvgraft.errors import ConfigError, TransferError
 from kvgraft.pools.component import PlaneCopy, layers_of, run_copy
 
-__all__ = [
-    "CpuTransferEngine",
-    "Fence",
-    "Fences",
-    "NoPayloadTransferEngine",
-    "Ticket",
-    "TransferEngine",
-    "expect_fence",
-    "fences_of",
-]
-
 
 class Fence(Protocol):
     """A point of the computation; a `threading.Event` is one on the CPU."""

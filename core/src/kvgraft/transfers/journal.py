@@ -19,8 +19,6 @@ from kvgraft.tree.operations import Operation
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, TransferQuery
 
-__all__ = ["Counters", "Journal", "Transfer"]
-
 
 class Transfer:
     """One journaled transfer.

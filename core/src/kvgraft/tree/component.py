@@ -15,8 +15,6 @@ from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
 from kvgraft.types import Kind, Span, Tier, new_span
 
-__all__ = ["Cause", "ComponentShape", "Fifo", "TreeComponent", "ordered"]
-
 
 class Fifo:
     """Pairs of stamp and node, first in, first out.

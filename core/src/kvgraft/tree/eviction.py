@@ -26,23 +26,6 @@ from kvgraft.tree.tenants import TenantLedger, share_orders
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-__all__ = [
-    "SLICE",
-    "Sweeper",
-    "Victim",
-    "drop_unreachable",
-    "evict_device",
-    "evict_host",
-    "evict_victim",
-    "has_left_behind",
-    "held_slots",
-    "is_admitted",
-    "next_device_victim",
-    "still_there",
-    "use_policy",
-    "victim_at",
-]
-
 
 class Victim:
     """One node's cells chosen to leave DEVICE.

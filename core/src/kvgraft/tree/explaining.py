@@ -16,8 +16,6 @@ from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind, Tier
 
-__all__ = ["ComponentReason", "Explanation", "Keeping", "SkippedPoints", "explain", "ranked"]
-
 
 class ComponentReason(NamedTuple):
     """One component's part in where a match ends; token counts.

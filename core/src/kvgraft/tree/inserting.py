@@ -17,11 +17,8 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
 from kvgraft.tree.node import Node
-from kvgraft.tree.tree import Tree
+from kvgraft.tree.tree import DEVICE, HOST, Tree
 from kvgraft.types import PointKind
-
-__all__ = ["NO_STATES", "Holding", "Inserted", "Run", "first_page", "insert"]
-
 
 LONGEST_LEAF_BYTES: Final = 4096 * TOKEN_BYTES
 """Key bytes from which on a leaf grows no more: growing copies it."""
@@ -235,8 +232,7 @@ def _grow(
     points = _breakpoints(start, end, holdings)
     for stop in [*sorted(points), end] if points else (end,):
         edge = bytes(memoryview(key.data)[start * page_bytes : stop * page_bytes])
-        node = tree.new_node(edge, node, start, stop)
-        tree.link(node)
+        node = tree.grow(edge, node, start, stop)
         for component, holding in zip(tree.components, holdings):
             node.cells[component.index].stamp = tree.clock
             _adopt(tree, node, component, holding)
@@ -297,7 +293,7 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
     for component, run in parts:
         cell = leaf.cells[component.index]
         component.devices[leaf.tenant].private -= len(run.device) // SLOT_BYTES
-        tree.extend_device(leaf, component, run.device, start)
+        tree.put(leaf, component, DEVICE, run.device, None, start)
         if not cell.device_pins:
             cell.stamp = tree.clock - LEFT_BEHIND if run.is_left else tree.clock
 
@@ -355,8 +351,10 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
         end = run.end if run.end < last else last
         if start >= end:
             continue
-        slots = run.part(run.device, start, end)
-        host = None if run.host is None else run.part(run.host, start, end)
+        slots, host = run.device, run.host
+        if start != run.first or end != run.end:
+            slots = run.part(slots, start, end)
+            host = None if host is None else run.part(host, start, end)
         if wanted and start == first and end == last:
             if host is not None:
                 _take_host(tree, node, component, host)
@@ -377,7 +375,7 @@ def _take_host(tree: Tree, node: Node, component: TreeComponent, slots: bytes) -
     assert ledger is not None
     if node.cells[component.index].host is None:
         ledger.private -= len(slots) // SLOT_BYTES
-        tree.put_host(node, component, slots)
+        tree.put(node, component, HOST, slots)
     else:
         ledger.give_private(slots)
 
@@ -392,4 +390,4 @@ def _take(tree: Tree, node: Node, component: TreeComponent, slots: bytes, *, is_
     behind = is_left and cell.host is None
     cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock
     component.devices[node.tenant].private -= len(slots) // SLOT_BYTES
-    tree.put_device(node, component, slots)
+    tree.put(node, component, DEVICE, slots)

@@ -31,18 +31,6 @@ if COMPILED:
 if TYPE_CHECKING:
     from kvgraft.tree.node import Node
 
-__all__ = [
-    "HASH_BYTES",
-    "NAMESPACE_DEPTH",
-    "TOKEN_BYTES",
-    "PageHashes",
-    "TokenKey",
-    "Tokens",
-    "common_prefix_pages",
-    "expect_namespace",
-    "token_rows",
-]
-
 TOKEN_BYTES = 4
 """Bytes of one token (int32)."""
 

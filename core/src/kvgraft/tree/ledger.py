@@ -26,8 +26,6 @@ from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.stats import PoolStats
 from kvgraft.types import Tier
 
-__all__ = ["Ledger", "MovableLedger", "PoolBooks", "SlotOwner"]
-
 NONE_EVICTED: Mapping[Any, int] = MappingProxyType({})
 
 

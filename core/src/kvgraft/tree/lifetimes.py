@@ -19,8 +19,6 @@ from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.tenants import TenantOrders
 from kvgraft.tree.tree import EXPIRED, Tree
 
-__all__ = ["Levels", "Lifetimes", "Retention", "use_lifetimes"]
-
 FEWEST_RETENTIONS: Final = 1024
 """Uses with retentions from which on those that no data is of any more are forgotten."""
 

@@ -20,22 +20,6 @@ from kvgraft.tree.node import KINDS, Cell, Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
-__all__ = [
-    "Match",
-    "Path",
-    "anchor_node",
-    "cost_of_losing",
-    "follow",
-    "follow_key",
-    "match",
-    "missing_from",
-    "needed_nodes",
-    "readable",
-    "resolve",
-    "walk",
-]
-
-
 BRANCH: Final = PointKind.BRANCH
 
 COST_UNIT: Final = 1024

@@ -17,18 +17,6 @@ from kvgraft.types import PointKind
 if TYPE_CHECKING:
     from kvgraft.tree.operations import Incoming, Operation
 
-__all__ = [
-    "BEHIND",
-    "CLEAN",
-    "DOUBLE",
-    "KINDS",
-    "ON_DEVICE",
-    "ON_HOST",
-    "Cell",
-    "Node",
-    "PageNames",
-]
-
 ON_DEVICE: Final = 1
 ON_HOST: Final = 2
 BEHIND: Final = 4
@@ -154,13 +142,16 @@ class Node:
         "tenant",
     )
 
-    def __init__(self, key: bytes, parent: Node | None, start: int, end: int, ident: int) -> None:
+    def __init__(
+        self, key: bytes, parent: Node | None, start: int, end: int, ident: int, n_cells: int = 0
+    ) -> None:
         self.key = key
         self.parent = parent
         self.children: Node | dict[bytes, Node] | None = None
         self.start = start
         self.end = end
-        self.cells: tuple[Cell, ...] = ()
+        cells = tuple([Cell() for _ in range(n_cells)])  # faster than a generator
+        self.cells: tuple[Cell, ...] = cells
         self.live_device = 0
         self.live_host = 0
         self.operations: list[Operation] | None = None
@@ -170,6 +161,7 @@ class Node:
         self.points = b""
         self.names: PageNames | None = None
         self.tenant: int = 0 if parent is None else parent.tenant
+        untrack((self, cells, *cells))
 
     def child(self, page: bytes) -> Node | None:
         """The child whose first page is `page`; None if there is none."""

@@ -13,27 +13,7 @@ from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import drop_unreachable
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, acquire, acquire_node, release
-from kvgraft.tree.tree import Tree
-from kvgraft.types import Tier
-
-__all__ = [
-    "Incoming",
-    "Operation",
-    "SlotPair",
-    "abort",
-    "begin_backup",
-    "begin_demotion",
-    "begin_load_back",
-    "commit",
-    "holds_up",
-    "load_plan",
-    "may_back_up",
-    "needs_backup",
-    "operation_of",
-    "parent_on_host",
-    "segment_nodes",
-    "waits_for",
-]
+from kvgraft.tree.tree import DEVICE, HOST, Tree
 
 
 class SlotPair(NamedTuple):
@@ -359,9 +339,9 @@ def commit(tree: Tree, operation: Operation) -> bool:
             assert ledger is not None
             ledger.in_flight -= len(slots) // SLOT_BYTES
             if operation.to_host:
-                tree.put_host(node, component, slots, Tier.DEVICE)
+                tree.put(node, component, HOST, slots, DEVICE)
             else:
-                tree.put_device(node, component, slots, Tier.HOST)
+                tree.put(node, component, DEVICE, slots, HOST)
         tree.queue_candidates(node)
     _leave(tree, operation)
     return complete

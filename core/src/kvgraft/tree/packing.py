@@ -12,8 +12,6 @@ from librt.strings import BytesWriter, write_i32_le
 if TYPE_CHECKING:
     from mypy_extensions import i32
 
-__all__ = ["int32_bytes"]
-
 
 def int32_bytes(tokens: list[int]) -> bytes | None:
     """The ids as int32; None if one is negative, does not fit, or is no integer of Python's."""

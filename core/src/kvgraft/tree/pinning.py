@@ -19,40 +19,13 @@ from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
-__all__ = [
-    "NO_PAGE",
-    "Receipt",
-    "acquire",
-    "acquire_node",
-    "advance",
-    "common_pages",
-    "default_segment",
-    "hold_host",
-    "pages_without",
-    "parts_of",
-    "pin_host",
-    "release",
-    "release_host",
-    "release_host_copy",
-    "release_host_hold",
-    "segment_ahead",
-    "slide",
-    "slides_from",
-    "whole_nodes",
-]
-
-
-def default_segment(component: TreeComponent, boundary: int) -> tuple[Span, ...]:
-    """The pages a component's reach covers at a boundary; a pin's default (L3)."""
-    return component.segment_at(boundary)
-
 
 def segment_ahead(component: TreeComponent, boundary: int, position: int) -> tuple[Span, ...]:
     """The part of the reach at a boundary that a request at page `position` still needs (L6)."""
-    segment = default_segment(component, boundary)
+    segment = component.segment_at(boundary)
     if position <= boundary or component.is_prefix_closed:
         return segment
-    return common_pages(default_segment(component, position), segment)
+    return common_pages(component.segment_at(position), segment)
 
 
 def common_pages(segment: tuple[Span, ...], other: tuple[Span, ...]) -> tuple[Span, ...]:
@@ -127,13 +100,17 @@ class Receipt:
     __slots__ = ("anchor", "host_from", "locks", "released", "segments")
 
     def __init__(
-        self, anchor: Node, segments: list[tuple[Span, ...]], host_from: int | None
+        self,
+        anchor: Node,
+        segments: list[tuple[Span, ...]],
+        host_from: int | None,
+        locks: ExitStack | None = None,
     ) -> None:
         self.anchor = anchor
         self.segments = segments
         self.host_from = host_from
         self.released = False
-        self.locks: ExitStack | None = None
+        self.locks = locks
 
 
 def acquire(
@@ -144,6 +121,7 @@ def acquire(
     touch: bool = True,
     segments: Sequence[tuple[Span, ...] | None] | None = None,
     enforce: bool = True,
+    locks: ExitStack | None = None,
 ) -> Receipt | None:
     """Pin the pages of every component's reach at `anchor` (L3).
 
@@ -158,6 +136,7 @@ def acquire(
         segments: per component, pages to pin instead of the default; None keeps the default.
         enforce: refuse to go below zero headroom; False for a caller that held the same slots
             before.
+        locks: releases the components' own locks: with the pin, or now if nothing is pinned.
     """
     #   cell with data, no pin yet:  evictable -> pinned      other cells: a pin more, no slot moves
     # An empty cell takes its pin, too: data that arrives there is pinned (L4). Headroom is free +
@@ -172,7 +151,7 @@ def acquire(
     for component in tree.components:
         segment = segments[component.index] if segments is not None else None
         if segment is None:
-            segment = default_segment(component, boundary)
+            segment = component.segment_at(boundary)
         taken.append(segment)
         moved = 0
         if component.is_state:
@@ -187,7 +166,7 @@ def acquire(
             ledger.pinned += moved
             broken = broken or ledger.headroom < 0
     anchor.receipts += 1
-    receipt = Receipt(anchor, taken, host_from)
+    receipt = Receipt(anchor, taken, host_from, locks)
     if host_from is not None:
         for component, segment in zip(tree.components, taken):
             pin_host(tree, component, anchor, segment, host_from, 1)
@@ -256,7 +235,7 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
 
 
 def release(tree: Tree, receipt: Receipt) -> None:
-    """Undo `acquire` on the same segments (L1).
+    """Undo `acquire` on the same segments (L1); every component is notified, also if a hook raises.
 
     Raises:
         LeaseError: the receipt was released before, or belongs to other components (L2).
@@ -273,9 +252,12 @@ def release(tree: Tree, receipt: Receipt) -> None:
     if receipt.host_from is not None:
         release_host(tree, receipt)
     for component, segment in zip(tree.components, receipt.segments):
-        _unpin(tree, component, anchor, segment)
+        if segment:
+            _unpin(tree, component, anchor, segment)
     if anchor.parent is not None and not anchor.live_device and not anchor.live_host:
         tree.prune(anchor)
+    if receipt.locks is not None:
+        receipt.locks.close()
 
 
 def release_host(tree: Tree, receipt: Receipt) -> None:
@@ -331,7 +313,7 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
             kept = (Span(node.start, end),)
             given = (Span(start, node.start),)
         else:
-            kept = common_pages(default_segment(component, position), segment)
+            kept = common_pages(component.segment_at(position), segment)
             if kept == segment:
                 continue
             kept = whole_nodes(anchor, kept)
@@ -426,15 +408,14 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
     moved = 0
     deepest: Node | None = None
     if component.is_state:
-        if segment:
-            cell = anchor.cells[index]
-            cell.device_pins -= 1
-            if not cell.device_pins:
-                if cell.device is not None:
-                    moved = len(cell.device)
-                    component.queue_device(anchor)
-                if component.home_is_host and tree.is_host_candidate(anchor, component):
-                    component.queue_host(anchor)
+        cell = anchor.cells[index]
+        cell.device_pins -= 1
+        if not cell.device_pins:
+            if cell.device is not None:
+                moved = len(cell.device)
+                component.queue_device(anchor)
+            if component.home_is_host and tree.is_host_candidate(anchor, component):
+                component.queue_host(anchor)
     else:
         prefix_closed, home_is_host = component.is_prefix_closed, component.home_is_host
         for low, high in segment:
@@ -517,7 +498,7 @@ def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | 
         if node.parent is not None and boundary is not None:
             spans = _needed(component, node, boundary)
         elif node.parent is not None and component.is_state:
-            spans = default_segment(component, node.end)
+            spans = component.segment_at(node.end)
         elif node.parent is not None:
             spans = (Span(0 if component.is_prefix_closed else node.start, node.end),)
         segments.append(spans)
@@ -553,8 +534,8 @@ def release_host_hold(tree: Tree, receipt: Receipt) -> None:
 def _needed(component: TreeComponent, node: Node, boundary: int) -> tuple[Span, ...]:
     """The part of a component's reach at a boundary that lies on a node and those above."""
     if component.is_state:
-        return default_segment(component, boundary) if node.end == boundary else ()
-    reach = default_segment(component, boundary)
+        return component.segment_at(boundary) if node.end == boundary else ()
+    reach = component.segment_at(boundary)
     return whole_nodes(node, common_pages(reach, (Span(0, node.end),)))
 
 

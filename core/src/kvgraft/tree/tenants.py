@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from kvgraft.tree.component import TreeComponent
     from kvgraft.tree.tree import Tree
 
-__all__ = ["SharedLedger", "Tenant", "TenantLedger", "TenantOrders", "Tenants", "share_orders"]
-
 ROUNDING: Final = 1e-6
 """Slots by which a share of a pool may be too small for want of digits: 0.29 of 100 is 29."""
 

@@ -15,21 +15,15 @@ from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
-from kvgraft.policies.recency import untrack
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import PoolBooks
-from kvgraft.tree.node import Cell, Node
+from kvgraft.tree.node import Node
 from kvgraft.types import PointKind, Tier
 
 if TYPE_CHECKING:
     from kvgraft.tree.lifetimes import Lifetimes, Retention
-
-__all__ = [
-    "Tree",
-    "TreeObserver",
-]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -227,10 +221,8 @@ class Tree:
 
     def new_node(self, key: bytes, parent: Node | None, start: int, end: int) -> Node:
         """A node with empty cells, not yet listed by its parent."""
-        node = Node(key, parent, start, end, self._next_ident)
+        node = Node(key, parent, start, end, self._next_ident, len(self.components))
         self._next_ident += 1
-        node.cells = cells = tuple([Cell() for _ in self.components])  # faster than a generator
-        untrack((node, cells, *cells))
         return node
 
     def root(self, namespace: object) -> Node:
@@ -292,10 +284,9 @@ class Tree:
             node = node.parent
         return node in self.cleared
 
-    def link(self, node: Node) -> None:
-        """List `node` among its parent's children."""
-        parent = node.parent
-        assert parent is not None
+    def grow(self, key: bytes, parent: Node, start: int, end: int) -> Node:
+        """A new node below `parent`, with empty cells."""
+        node = self.new_node(key, parent, start, end)
         page_bytes = self.page_bytes
         children = parent.children
         if children is None:
@@ -307,6 +298,7 @@ class Tree:
         self.n_nodes += 1
         for each in self.observers:
             each.linked(node)
+        return node
 
     def nodes(self, roots: Iterable[Node] | None = None) -> Iterator[Node]:
         """Every node below some roots, by default all there are, parents before children."""
@@ -410,55 +402,25 @@ class Tree:
 
     # -- data arriving on a cell
 
-    def put_device(
-        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
-    ) -> None:
-        """DEVICE data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
-        cell = node.cells[component.index]
-        cell.device = slots
-        if cell.host is not None:
-            self.queue_double(node, component)
-        self._arrives(node, component, DEVICE, slots, node.start, source)
-        above: Node | None = node
-        while above is not None:
-            above.live_device += 1
-            if above.live_device > 1:
-                break
-            above = above.parent
-
-    def extend_device(self, node: Node, component: TreeComponent, slots: bytes, start: int) -> None:
-        """DEVICE data of pages from `start` on arrives: the cell's node grew in place (L4)."""
-        cell = node.cells[component.index]
-        assert cell.device is not None
-        cell.device += slots
-        self._arrives(node, component, DEVICE, slots, start, None)
-
-    def put_host(
-        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
-    ) -> None:
-        """HOST data arrives, from a tier or computed; pinned if the cell is pinned (L4)."""
-        cell = node.cells[component.index]
-        cell.host = slots
-        if cell.device is not None:
-            self.queue_double(node, component)
-        self._arrives(node, component, HOST, slots, node.start, source)
-        above: Node | None = node
-        while above is not None:
-            above.live_host += 1
-            if above.live_host > 1:
-                break
-            above = above.parent
-
-    def _arrives(
+    def put(
         self,
         node: Node,
         component: TreeComponent,
         tier: Tier,
         slots: bytes,
-        start: int,
-        source: Tier | None,
+        source: Tier | None = None,
+        grown_from: int | None = None,
     ) -> None:
-        """Book data that arrived on a cell, and notify the observers."""
+        """Data arrives on a tier; pinned if the cell is pinned (L4).
+
+        Args:
+            node: whose.
+            component: the component that brings it.
+            tier: where.
+            slots: int32 bytes, the caller's until now.
+            source: the tier that it was copied from; None if it was computed.
+            grown_from: the first of the pages that a leaf grew by in place, if it did.
+        """
         cell = node.cells[component.index]
         on_device = tier is DEVICE
         ledger = (component.devices if on_device else component.hosts)[node.tenant]
@@ -467,8 +429,28 @@ class Tree:
             ledger.pinned += len(slots) // SLOT_BYTES
         else:
             ledger.evictable += len(slots) // SLOT_BYTES
+        if grown_from is not None:
+            assert cell.device is not None
+            cell.device += slots
+            for each in self.observers:
+                each.arrived(node, component, tier, grown_from, source)
+            return
+        if on_device:
+            cell.device = slots
+        else:
+            cell.host = slots
+        if cell.device is not None and cell.host is not None:
+            self.queue_double(node, component)
         for each in self.observers:
-            each.arrived(node, component, tier, start, source)
+            each.arrived(node, component, tier, node.start, source)
+        live = 0
+        above: Node | None = node
+        while live <= 1 and above is not None:
+            if on_device:
+                live = above.live_device = above.live_device + 1
+            else:
+                live = above.live_host = above.live_host + 1
+            above = above.parent
 
     def touch(self, node: Node, component: TreeComponent) -> None:
         """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""

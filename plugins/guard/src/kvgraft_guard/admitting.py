@@ -400,8 +400,7 @@ class Admitting:
         **others: object,
     ) -> After:
         """No more is cached than was computed (I6), and everything is given back (H8)."""
-        del hint, others
-        self.watched.named = fence or self.watched.named
+        del fence, hint, others
         if request.root in self.tree.cleared:
             return self.abort(request)
         self.watched.rooms.expect(self.watched.nothing, host_too=True)

@@ -13,7 +13,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Cell, Node
-from kvgraft.tree.pinning import common_pages, default_segment
+from kvgraft.tree.pinning import common_pages
 from kvgraft.types import Span
 from kvgraft_guard.paths import is_root_of
 
@@ -112,7 +112,7 @@ class Leases:
             return
         if component.index in self._own_segments:
             # A component may pin more than its reach; that part is not checked.
-            segment = common_pages(segment, default_segment(component, receipt.anchor.end))
+            segment = common_pages(segment, component.segment_at(receipt.anchor.end))
         for low, high in segment:
             self._check_span(request, component, Span(low, high), moment)
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.transfers import Fence, PlaneCopy, Ticket, Transfer, TransferEngine
-from kvgraft.transfers.engine import fences_of
+from kvgraft.transfers import Fence, Transfer
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import CLEAN, Node
-from kvgraft.tree.operations import Incoming, Operation
+from kvgraft.tree.operations import Operation
 from kvgraft.types import Direction
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.integrity import check_transfers
@@ -28,23 +26,6 @@ BACKS_UP = {
     WritePolicy.WRITE_BACK: frozenset({"poll"}),
 }
 """Operations in which data that stays on DEVICE is copied to HOST."""
-
-
-class Noting:
-    """A transfer engine, and the fence that it was given last."""
-
-    def __init__(self, engine: TransferEngine) -> None:
-        self._engine = engine
-        self.fence: Fence | None = None
-
-    def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
-        """See `TransferEngine.submit`."""
-        self.fence = fence
-        return self._engine.submit(copies, fence)
-
-    def close(self) -> None:
-        """See `TransferEngine.close`."""
-        self._engine.close()
 
 
 class Moves:
@@ -65,7 +46,6 @@ class Moves:
         self.hooks = hooks
         self.is_looking = is_looking
         self._left: list[tuple[Node, TreeComponent, bool]] = []
-        self._under_way: deque[Transfer] = deque()
 
     def leaves(self, node: Node, component: TreeComponent) -> None:
         """A cell is to give up its DEVICE slots: note whether HOST has its data, or gets it."""
@@ -101,28 +81,11 @@ class Moves:
             raise
         if self.is_looking():
             self.watched.contents.submitted(transfer)
-        if operation.to_host:
-            self._under_way.append(transfer)
         return transfer
-
-    def check_fence(self, direction: Direction, engine: Noting) -> None:
-        """Copies to HOST wait for the point of the computation that was named last (B4)."""
-        named = self.watched.named
-        if direction is not Direction.BACKUP or named is None or not self.watched.shares.follows:
-            return
-        waits_for = fences_of(engine.fence)
-        if all(each is not named for each in waits_for):
-            raise ContractViolation(
-                "B4",
-                None,
-                f"a backup waits for {len(waits_for)} points of the computation, and not for the "
-                "last one named",
-            )
 
     def end(self, acknowledge: Callable[[Transfer], None], transfer: Transfer) -> None:
         """`Journal.acknowledge`, if the copies have ended; then check the published data."""
         operation = transfer.operation
-        self._check_order(transfer)
         if not self.is_looking() or operation is None:
             self.watched.contents.forget(transfer)
             acknowledge(transfer)
@@ -144,11 +107,7 @@ class Moves:
             for component, cell in zip(self.tree.components, node.cells)
             if cell.incoming is not None and cell.incoming.operation == id(operation)
         ]
-        slots = [node.cells[component.index].incoming for node, component in arriving]
         acknowledge(transfer)
-        if transfer.ticket.error is not None:
-            for (node, component), incoming in zip(arriving, slots):
-                self._check_dropped(node, component, incoming)
         for node in nodes if operation.to_host else ():
             self._check_published(node)
         for node, component in () if operation.to_host or transfer.failed else arriving:
@@ -158,35 +117,6 @@ class Moves:
                     component.name,
                     f"a load-back of {len(nodes)} nodes ended and {node!r} is not on DEVICE",
                 )
-
-    def _check_order(self, transfer: Transfer) -> None:
-        """Copies to HOST are taken in as they began, so no data hangs below a gap (B1)."""
-        under_way = self._under_way
-        if transfer not in under_way:
-            return
-        first = under_way[0]
-        under_way.remove(transfer)
-        if first is not transfer:
-            raise ContractViolation(
-                "B1",
-                None,
-                f"a backup is taken in before one that began earlier; {len(under_way)} others are "
-                "under way",
-            )
-
-    def _check_dropped(
-        self, node: Node, component: TreeComponent, incoming: Incoming | None
-    ) -> None:
-        """A copy that failed is published nowhere (R2)."""
-        cell = node.cells[component.index]
-        if incoming is None:
-            return
-        if (cell.host if incoming.to_host else cell.device) == incoming.slots:
-            raise ContractViolation(
-                "R2",
-                component.name,
-                f"a copy failed, and {node!r} has its {len(incoming.slots) // SLOT_BYTES} slots",
-            )
 
     def _check_pins(self, operation: Operation, direction: Direction) -> None:
         """It holds pins of its own, or the slots themselves (L8)."""
@@ -239,10 +169,6 @@ class Moves:
     def _check_demoted(self, operation: Operation) -> None:
         """Data that leaves DEVICE with a victim is copied first, windows and states too (E4)."""
         copied = {pair.component for pair in operation.pairs}
-        if operation.receipt is None:
-            for index in copied:
-                component = self.tree.components[index]
-                self.watched.rooms.check_worth(component, operation.nodes[0])
         for node, component, on_host in self._left:
             if (
                 operation.receipt is None

@@ -11,7 +11,6 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.policies.policy import Order as Policy
 from kvgraft.policies.recency import RecencyQueue
@@ -113,7 +112,7 @@ class Order:
         heapify(self._queue)
         first = self._next()
         self._component = None
-        if first is None or (order.score(first[0][2]) is None and not self._is_by_use(order)):
+        if first is None or (order.score(first[0][2]) is None and type(order) is not RecencyQueue):
             return None
         return first[0]
 
@@ -235,10 +234,6 @@ class Order:
     def _order(self, component: TreeComponent) -> Policy:
         return component.device_queue if self._on_device else component.host_queue
 
-    def _is_by_use(self, order: Policy) -> bool:
-        """Whether the longest unused leaves first, of each priority."""
-        return type(order) is RecencyQueue or type(self.tree.policy) is LeastRecentlyUsed
-
     def _note_entered(self) -> None:
         """Note with which stamps candidates are in the policy's order."""
         assert self._component is not None
@@ -322,7 +317,7 @@ class Order:
         level, score, other = first[0]
         order = self._order(component)
         scored = level == -inf or level != rank[0] or order.score(stamp) is not None
-        if not scored and not self._is_by_use(order):
+        if not scored and type(order) is not RecencyQueue:
             return
         if level == -inf and other >= 0:
             ahead = f"number {other} of the clean reserve" if self._on_device else "on DEVICE, too"

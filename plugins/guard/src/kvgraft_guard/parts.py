@@ -34,7 +34,6 @@ from kvgraft.types import Direction, Tier
 from kvgraft_guard.events import guarded_recorder
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.integrity import check_cache, check_row
-from kvgraft_guard.moves import Noting
 from kvgraft_guard.operations import guarded_operations
 from kvgraft_guard.splits import check_split, read_node
 from kvgraft_guard.tiering import GuardedTier, Tiering
@@ -67,24 +66,18 @@ class GuardedTree(_Guarded, Tree):
         check_split(self, was, upper, node, at)
         return upper
 
-    def put_device(
-        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
+    def put(
+        self,
+        node: Node,
+        component: TreeComponent,
+        tier: Tier,
+        slots: bytes,
+        source: Tier | None = None,
+        grown_from: int | None = None,
     ) -> None:
-        super().put_device(node, component, slots, source)
+        super().put(node, component, tier, slots, source, grown_from)
         if self.guard is not None:
-            self.guard.watched.contents.arrived(Tier.DEVICE, component, slots)
-
-    def extend_device(self, node: Node, component: TreeComponent, slots: bytes, start: int) -> None:
-        super().extend_device(node, component, slots, start)
-        if self.guard is not None:
-            self.guard.watched.contents.arrived(Tier.DEVICE, component, slots)
-
-    def put_host(
-        self, node: Node, component: TreeComponent, slots: bytes, source: Tier | None = None
-    ) -> None:
-        super().put_host(node, component, slots, source)
-        if self.guard is not None:
-            self.guard.watched.contents.arrived(Tier.HOST, component, slots)
+            self.guard.watched.contents.arrived(tier, component, slots)
 
     def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
         if self.guard is not None:
@@ -124,14 +117,7 @@ class GuardedJournal(_Guarded, Journal):
     ) -> Transfer:
         if self.guard is None:
             return super().submit(operation, direction, fence)
-        # The engine stands behind one that notes the fence it is given, for this call.
-        engine, self.engine = self.engine, Noting(self.engine)
-        try:
-            transfer = self.guard.moves.submit(super().submit, operation, direction, fence)
-            self.guard.moves.check_fence(direction, self.engine)
-        finally:
-            self.engine = engine
-        return transfer
+        return self.guard.moves.submit(super().submit, operation, direction, fence)
 
     def acknowledge(self, transfer: Transfer) -> None:
         if self.guard is None:

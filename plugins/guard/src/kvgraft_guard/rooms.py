@@ -16,7 +16,6 @@ from kvgraft.errors import ContractViolation
 from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
-from kvgraft.types import Direction
 from kvgraft_guard.books import (
     EVICTABLE,
     FREE,
@@ -65,9 +64,6 @@ class Rooms:
         self._order = Order(cache.tree)
         self.tenancy = Tenancy(cache.tree)
         self._demoting = False
-        self._journal = cache.journal
-        self._failed = 0
-        self._floors: dict[int, tuple[int, float | None]] = {}
 
     # -- reports of data that leaves the tree
 
@@ -75,9 +71,6 @@ class Rooms:
         """Cells of a node lost their DEVICE data."""
         self.left = True
         order = self._order
-        if self._demoting and not node.operations:  # no copy of it began just now
-            self._floors.clear()
-            self._check_uncopied(node)
         if self._victims.take(node, on_device=True):
             self.tenancy.victim(node)
             gone = [
@@ -99,80 +92,6 @@ class Rooms:
             self._order.take(node, None, on_device=False)
         elif self._victims.active:
             self._order.went(node)
-
-    def _check_uncopied(self, node: Node) -> None:
-        """Data that leaves DEVICE without a copy found no room on HOST, or is not worth it (E4).
-
-        Where no copy is under way or failed in this call: those come before promises.
-        """
-        backups = self._journal.counters[Direction.BACKUP]
-        queue = self._journal.queues[Direction.BACKUP]
-        if queue or backups.failed != self._failed or self.tree.is_cleared(node):
-            return
-        lost = [
-            component
-            for component, had, cell in zip(
-                self.tree.components, self._order.held(node), node.cells
-            )
-            if had and cell.device is None and not cell.is_backed and cell.stamp >= 0
-        ]
-        if not lost or any(
-            component.host is None or not self._had_room(component, node) for component in lost
-        ):
-            return
-        raise ContractViolation(
-            "E4",
-            lost[0].name,
-            f"{node!r} leaves DEVICE without a copy, and HOST has room for its "
-            f"{[component.n_slots(node) for component in lost]} slots: "
-            f"{[component.host.free for component in lost if component.host is not None]} are free",
-        )
-
-    def _had_room(self, component: TreeComponent, node: Node) -> bool:
-        """Whether promises hold while a component's data is copied, and HOST takes it."""
-        ledger, n_slots = component.hosts[node.tenant], component.n_slots(node)
-        device = component.devices[node.tenant]
-        if ledger is None or min(component.device.headroom, device.headroom) < n_slots:
-            return False
-        if n_slots > ledger.headroom:
-            return False
-        if ledger.free >= n_slots:
-            return True
-        if component.per_tenant_order or not self._is_worth(component, node):
-            return False
-        candidates = sum(
-            component.n_slots(each)
-            for each in self.tree.nodes()
-            if self.tree.is_host_candidate(each, component)
-        )
-        return ledger.free + candidates >= n_slots
-
-    def _is_worth(
-        self,
-        component: TreeComponent,
-        node: Node,
-        floor: tuple[int, float | None] | None = None,
-    ) -> bool:
-        """Whether HOST evicts other data for it: its last victim was worth no more."""
-        stamp = node.cells[component.index].stamp
-        its_level, its_score = floor or (component.host_level, component.host_floor)
-        level, score = self.tree.level(stamp), component.host_queue.score(stamp)
-        if its_score is None or level != its_level:
-            return its_score is None or level > its_level
-        return score is None or score >= its_score
-
-    def check_worth(self, component: TreeComponent, node: Node) -> None:
-        """Room on HOST was made for data that is worth no less than what was evicted there (E4)."""
-        floor = self._floors.pop(component.index, None)
-        if floor is None or self._is_worth(component, node, floor):
-            return
-        stamp = node.cells[component.index].stamp
-        raise ContractViolation(
-            "E4",
-            component.name,
-            f"HOST makes room for {node!r}, of level {self.tree.level(stamp)} and score "
-            f"{component.host_queue.score(stamp)}; its last victim had {floor}",
-        )
 
     def removes(self, node: Node) -> None:
         """All that a victim takes along is gone."""
@@ -221,8 +140,6 @@ class Rooms:
         if not self.write_back:
             self._victims.begin(ledger, n_slots, on_device=True)
         self._demoting = self.write_back
-        self._failed = self._journal.counters[Direction.BACKUP].failed
-        self._floors.clear()
         if not self.tenancy.shared:
             self._order.begin(component, on_device=True, exact=not self.write_back)
         outside = self.tenancy.begin(component, tenant, on_device=True)
@@ -254,8 +171,6 @@ class Rooms:
             return free(component, n_slots, tenant)
         if not self._host_too:
             self._raise_not_needed(component, n_slots, 0)
-        if self._demoting and not component.per_tenant_order and ledger.free < n_slots:
-            self._floors[component.index] = component.host_level, component.host_floor
         was = self.books.read()
         inside, self._inside = self._inside, True
         self._victims.begin(ledger, n_slots, on_device=False)

@@ -224,8 +224,8 @@ class Running:
 
     def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> After:
         """Slots go to the tree or are given back, none is taken; no promise pays for it (I12)."""
+        del fence
         watched, shares, size = self.watched, self.watched.shares, self.tree.page_size
-        watched.named = fence or watched.named
         watched.rooms.expect(watched.nothing, host_too=False)
         stood, ahead = request.computed // size, list(request.checkpoints)
         due = None if n_tokens else shares.due(request)
@@ -351,10 +351,10 @@ class Running:
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> After:
         """It shares up to a legal boundary (I6), or changes nothing."""
+        del fence
         if request.stage is not ADMITTED:
             return _refused
         watched = self.watched
-        watched.named = fence or watched.named
         watched.rooms.expect(watched.states, host_too=True)
         anchor = request.receipt.anchor.end
         offer, states = watched.shares.offer(request, ending=False), watched.shares.states(request)

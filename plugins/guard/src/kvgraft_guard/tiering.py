@@ -15,7 +15,6 @@ from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import default_segment
 from kvgraft_guard.traffic import GuardedClient, GuardedPrefetching, GuardedStoring, Traffic
 from kvgraft_guard.watching import Guard
 from kvgraft_storage import StorageBackend, StorageTicket
@@ -159,7 +158,7 @@ class Tiering:
         needed = [
             cell
             for component, cell in zip(self.cache.tree.components, node.cells)
-            if any(node.start < high for _, high in default_segment(component, node.end))
+            if any(node.start < high for _, high in component.segment_at(node.end))
         ]
         pinned = node.parent is None or all(cell.host_pins for cell in needed)
         for component in self.cache.tree.prefix_closed:

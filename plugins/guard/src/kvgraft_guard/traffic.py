@@ -116,27 +116,6 @@ class Traffic:
         finally:
             self._sent = None
 
-    def check_payloads(
-        self,
-        node: Node,
-        components: Sequence[TreeComponent],
-        buffers: Buffers | Sequence[memoryview],
-    ) -> None:
-        """The store is given the bytes that HOST has of the node: a few slots are compared (S8)."""
-        first = 0
-        for component in components:
-            slots = np.frombuffer(node.cells[component.index].host or b"", np.int32)
-            rows = self.tier.context.slabs.of([(component, slots)])
-            for at in {0, len(slots) // 2, len(slots) - 1} if len(slots) else ():
-                (its,), (given,) = rows[at : at + 1], buffers[first + at : first + at + 1]
-                if its != given:
-                    raise ContractViolation(
-                        "S8",
-                        component.name,
-                        f"{node!r}: stored for HOST slot {slots[at]} are other bytes than it has",
-                    )
-            first += len(slots)
-
     # -- calls of the store
 
     def looks(self, addresses: Sequence[Address]) -> None:
@@ -329,7 +308,6 @@ class GuardedStoring(Storing):
         if self.traffic is None:
             super()._send(node, receipt, components, buffers)
             return
-        self.traffic.check_payloads(node, components, buffers)
         with self.traffic.sending(node, components):
             super()._send(node, receipt, components, buffers)
 

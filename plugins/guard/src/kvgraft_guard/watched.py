@@ -10,7 +10,6 @@ from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
-from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.operations import Operation
 from kvgraft.types import Tier
@@ -55,7 +54,6 @@ class Watched:
         states: one slot of each state component.
         filled: whose clean reserve is being filled; None if none is.
         homes: whether any component is at home on HOST.
-        named: the point of the computation that the engine named last (B4); None for none.
     """
 
     def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
@@ -79,7 +77,6 @@ class Watched:
         self.nothing = (0,) * len(components)
         self.states = tuple(int(component.is_state) for component in components)
         self.filled: TreeComponent | None = None
-        self.named: Fence | None = None
         self.homes = any(component.home_is_host for component in components)
 
     def now_s(self) -> float:

@@ -170,8 +170,7 @@ class Guard:
             self._last = None
             self.looked_at += 1  # what a request was offered before counts no more
             self.running.clock = self.looked_at
-        self._stepping, fence = True, self.watched.named
-        self.watched.named = named.get("fence") or fence
+        self._stepping = True
         try:
             result = step(*given, **named)
         except (ContractViolation, GuardError):
@@ -182,7 +181,6 @@ class Guard:
             if own is not None:
                 self._broken = True
                 raise GuardError("step", own) from error
-            self.watched.named = fence
             self._check_failed(Attempt("step", None, None, self.books.read()), error)
             raise
         finally:
@@ -199,7 +197,6 @@ class Guard:
         named: dict[str, Any],
     ) -> Any:
         was, self._last = None if self._stepping else self._last, None
-        fence = self.watched.named
         seen = _Looked(name, request, given, named, was or self.books.read())
         try:
             self._begins(seen)
@@ -218,7 +215,6 @@ class Guard:
             if own is not None:
                 self._broken = True
                 raise GuardError(name, own) from error
-            self.watched.named = fence  # a call that is refused names none
             self._check_failed(Attempt(name, request, seen.receipt, seen.was), error)
             raise
         finally:

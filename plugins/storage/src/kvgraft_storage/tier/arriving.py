@@ -102,8 +102,7 @@ def _grow(tree: Tree, parent: Node, end: int, arrival: Arrival) -> Node:
     end = _coverage_end(tree, arrival, start, end)
     with memoryview(arrival.key.data) as tokens:
         edge = bytes(tokens[start * tree.page_bytes : end * tree.page_bytes])
-    node = tree.new_node(edge, parent, start, end)
-    tree.link(node)
+    node = tree.grow(edge, parent, start, end)
     for cell in node.cells:
         cell.stamp = tree.clock
     return node
@@ -135,7 +134,7 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, arrival: Arrival) -
     n_slots = len(slots) // SLOT_BYTES
     ledger.in_flight -= n_slots
     cell.stamp = tree.clock
-    tree.put_host(node, component, slots, Tier.STORAGE)
+    tree.put(node, component, Tier.HOST, slots, Tier.STORAGE)
     return n_slots
 
 
