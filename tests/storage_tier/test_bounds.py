@@ -111,6 +111,35 @@ def test_a_prefetch_that_the_share_cuts_says_so(setup: Setup) -> None:
         each.close()
 
 
+def test_a_prefetch_that_the_share_cuts_before_the_first_state_says_so() -> None:
+    setup, prompt = installed("full", "mamba"), list(range(100, 165))
+    shelf = stocked(setup, prompt, chunk=64)
+    share = settings(prefetch_nbytes=20 * slab_nbytes(setup)[0])
+    cache = open_cache(setup, shelf, share, **LARGE)
+    tier = tier_of(cache)
+    prefetch = drained(cache, tier.prefetch(TokenKey(prompt)))
+    assert (prefetch.gained_tokens, prefetch.capped) == (0, True)
+    assert "stored, capped by prefetch_nbytes; 64 were asked for" in str(prefetch)
+    assert tier.counts()["prefetch capped"] == 1
+    cache.close()
+
+
+def test_a_prefetch_that_shares_a_shorter_one_is_not_capped() -> None:
+    shelf, longer = stocked(FULL, PROMPT), [*PROMPT, 1, 2, 3]
+    cache = open_cache(FULL, shelf, settings(threshold_tokens=8), **LARGE)
+    tier = tier_of(cache)
+    shelf.gate.clear()
+    tier.prefetch(TokenKey(PROMPT))
+    until(lambda: shelf.n_calls, cache)
+    prefetch = tier.prefetch(TokenKey(longer))
+    shelf.gate.set()
+    drained(cache, prefetch)
+    assert prefetch.shared
+    assert prefetch.gained_tokens == 32
+    assert "capped" not in str(prefetch), prefetch
+    cache.close()
+
+
 @pytest.mark.parametrize("holder", ["prefetch", "store"])
 def test_host_slots_promised_as_evictable_are_not_pinned(holder: str) -> None:
     """A prefix on HOST is room that can be made, until a fetch or a store holds it (A12)."""

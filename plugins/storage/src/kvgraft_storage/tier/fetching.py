@@ -101,6 +101,7 @@ class Fetch:
         hashes: of the pages from `start` on, as far as they are known, 32 bytes each.
         nbytes: bytes of HOST it holds.
         planned: the boundary it went for at first; 0 while that is not known.
+        capped: whether `prefetch_nbytes` keeps it from going for all of its sequence.
         shrunk: whether HOST memory was too small for the store's pages (S3).
         reason: why it ended, for people.
         short_of: the reason it brought nothing, though the store has data; None otherwise.
@@ -153,7 +154,7 @@ class Fetch:
         self.give_way: Callable[[], bool] = lambda: False
         self.lacking: list[TreeComponent] = []
         self.gap: int | None = None
-        self.shrunk = False
+        self.capped = self.shrunk = False
         self.reason = ""
         self.short_of: ShortOf | None = None
         self.phase = Phase.ENDED

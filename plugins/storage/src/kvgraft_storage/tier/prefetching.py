@@ -397,6 +397,7 @@ class Prefetching:
                 self._finish(prefetch, "no store is attached")
                 return
             fetch = self.new_fetch(self.context, key, found, limit, threshold, spare=prefetch.spare)
+            fetch.capped = limit < prefetch.limit
             other = None if alone else self._fetching(fetch.first)
             prefetch.joined = other is not None
             if other is not None:
@@ -624,7 +625,7 @@ class Prefetching:
         prefetch.tokens = max(prefetch.tokens, reached)
         planned = min(agreed, fetch.planned, limit) * tree.page_size
         prefetch.planned_tokens = max(prefetch.planned_tokens, planned)
-        prefetch.capped = fetch.planned > 0 and fetch.gap is None and fetch.asked < limit
+        prefetch.capped = fetch.capped and fetch.gap is None and fetch.asked < limit
         return min(agreed, limit)
 
     def _finish(self, prefetch: Prefetch, reason: str) -> None:
