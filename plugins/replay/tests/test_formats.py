@@ -220,7 +220,9 @@ def test_blocks_and_units_that_a_format_has_not_are_refused(tmp_path: Path) -> N
     ("first", "said"),
     [
         ("x" * 140_000 + ",y", "no line of a CSV file: field larger"),
-        ('"a","b"', "a CSV of the columns a, b"),
+        ('"a","b"', "a CSV of the columns a, b; expected TIMESTAMP, .*, between commas"),
+        ("TIMESTAMP;ContextTokens", "a CSV of the columns TIMESTAMP;ContextTokens; expected"),
+        ("TIMESTAMP\tContextTokens", r"a CSV of the columns TIMESTAMP\tContextTokens; expected"),
     ],
 )
 def test_a_csv_that_cannot_be_read_is_no_broken_json(tmp_path: Path, first: str, said: str) -> None:

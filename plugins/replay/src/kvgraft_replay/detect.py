@@ -47,7 +47,7 @@ def open_workload(
     unit_s = None if time_unit is None else TIME_UNITS[time_unit]
     line, text = next(read_texts(path))
     whole = limit if users is None else None  # sessions show only when all requests are known
-    if "," in text and text.lstrip()[:1] not in tuple("{["):
+    if any(mark in text for mark in ",;\t") and text.lstrip()[:1] not in tuple("{["):
         if block_tokens is not None:
             raise TraceError(f"{path}: --block-tokens: a CSV names no blocks; leave it out")
         names = cells_of(path, line, text)
@@ -57,7 +57,8 @@ def open_workload(
                 return read_lengths(path, layout, limit=whole, **unit)
         known = " or ".join(f"{each.time}, {each.prompt}, {each.output}" for each in LAYOUTS)
         raise TraceError(
-            f"{path}:{line}: a CSV of the columns {', '.join(names)[:200]}; expected {known}"
+            f"{path}:{line}: a CSV of the columns {', '.join(names)[:200]}; expected {known}, "
+            "between commas"
         )
     first = next(read_records(path))
     if first.has("hash_ids"):
