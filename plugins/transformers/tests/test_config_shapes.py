@@ -20,7 +20,8 @@ SOME = ["albert", "clip", "encoder-decoder", "gemma3", "resnet", "vit", "xlnet"]
 REASONS = (
     r"is an encoder: its tokens attend to those behind them, so a prefix is of no use to another",
     r"is an encoder-decoder, whose layers also attend to an encoder's output",
-    r"takes no cache \(no argument cache or past_key_values\): it is no decoder of text",
+    r"takes no cache \(no argument cache or past_key_values\): it is no decoder of text, "
+    "or keeps what it read in an argument of its own",
     r"keeps nothing that a later request could reuse",
     r"keeps a \w+, which is not served yet",
     r"keeps its indexer's positions",

@@ -109,7 +109,9 @@ def _expect_decoder(model: PreTrainedModel) -> None:
         )
     if not {*CACHE_ARGUMENTS} & set(inspect.signature(model.forward).parameters):
         raise UnsupportedModelError(
-            model, "takes no cache (no argument cache or past_key_values): it is no decoder of text"
+            model,
+            "takes no cache (no argument cache or past_key_values): it is no decoder of text, or "
+            "keeps what it read in an argument of its own",
         )
 
 
