@@ -88,7 +88,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 19_614
+MOST_LINES = 19_588
 """Of the core's source."""
 
 

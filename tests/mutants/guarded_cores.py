@@ -845,7 +845,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("I9", "B6", "T7", "B2", "B7"),
         "tree/operations.py",
         (
-            "        and cell.stamp >= 0\n"
+            "        and cell.stamp >= FIRST_USE\n"
             "        and cell.host is None\n"
             "        and cell.incoming is None\n"
             "    ]"

@@ -21,11 +21,10 @@ from kvgraft.optional import load_part
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, load_policy, select
 from kvgraft.parts import NoStorage
-from kvgraft.pools import BuildContext
-from kvgraft.pools.allocator import ResizableAllocator, SlotAllocator
+from kvgraft.pools import BuildContext, DevicePool, HostMirror
+from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.plan import AvailableMemory, PoolPlan, available_nbytes
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.hits import HitCounts, TenantHitCounts
 from kvgraft.requests.request import Request
 from kvgraft.sizes import format_nbytes
 from kvgraft.transfers import (
@@ -34,7 +33,7 @@ from kvgraft.transfers import (
     NoPayloadTransferEngine,
     TransferEngine,
 )
-from kvgraft.tree.component import ComponentShape, ordered
+from kvgraft.tree.component import ordered
 from kvgraft.tree.eviction import use_policy
 from kvgraft.tree.ledger import Ledger, MovableLedger, PoolBooks
 from kvgraft.tree.tenants import Tenant, Tenants
@@ -121,42 +120,34 @@ class PartsFactory:
         del plugin
         return []
 
-    def ledger(self, shape: ComponentShape, tier: Tier, allocator: SlotAllocator) -> PoolBooks:
+    def ledger(self, each: Mounted, tier: Tier, pool: DevicePool | HostMirror) -> PoolBooks:
         """The books of one of a component's pools in the tree."""
+        name, allocator = each.name, pool.allocator
         if self.tenants is None:
             kind = MovableLedger if isinstance(allocator, ResizableAllocator) else Ledger
-            return kind(shape.name, tier, allocator)
-        granule = 1 if shape.kind is Kind.STATE else shape.slots_per_page
-        return self.tenants.ledger(shape.name, tier, allocator, granule)
+            return kind(name, tier, allocator)
+        granule = 1 if each.shape.kind is Kind.STATE else each.shape.slots_per_page
+        return self.tenants.ledger(name, tier, allocator, granule)
 
-    def hits(self, tree: Tree) -> HitCounts:
-        """The counts of hits."""
-        return HitCounts(tree) if self.tenants is None else TenantHitCounts(tree, self.tenants)
-
-    def tree(
-        self,
-        shapes: Sequence[ComponentShape],
-        device: dict[str, PoolBooks],
-        host: dict[str, PoolBooks],
-    ) -> Tree:
-        """The prefix tree over the components' ledgers."""
+    def tree(self, mounted: Sequence[Mounted]) -> Tree:
+        """The prefix tree over the components' pools, with the books of each."""
+        device, host = {}, {}
+        for each in mounted:
+            device[each.name] = self.ledger(each, Tier.DEVICE, each.component.device)
+            if each.component.host is not None:
+                host[each.name] = self.ledger(each, Tier.HOST, each.component.host)
         tree = self.make(
             Tree,
             self.config.page_size,
-            shapes,
+            [each.shape for each in mounted],
             device,
             host,
-            prefix_closed_host=self.prefix_closed_host,
+            prefix_closed_host=self.config.write_policy is not WritePolicy.WRITE_BACK,
         )
         if self.tenants is not None:
             tree.tenant_of = self.tenants.of
         use_policy(tree, self.policy)
         return tree
-
-    @property
-    def prefix_closed_host(self) -> bool:
-        """Whether data on HOST has no gap above it: unless it came there by write-back."""
-        return self.config.write_policy is not WritePolicy.WRITE_BACK
 
     def engine(self) -> TransferEngine:
         """Streams of the device, worker threads for CPU pools, nothing without payload."""
@@ -482,24 +473,3 @@ def _is_here(device: torch.device) -> bool:
         return bool(torch.get_device_module(device).is_available())
     except (RuntimeError, AttributeError):
         return False
-
-
-def build_tree(
-    parts: PartsFactory, mounted: Sequence[Mounted]
-) -> tuple[Tree, list[tuple[Ledger, ...]]]:
-    """The tree over the components' pools, and the ledgers of their private pools."""
-    device = {
-        each.name: parts.ledger(each.shape, Tier.DEVICE, each.component.device.allocator)
-        for each in mounted
-    }
-    host = {
-        each.name: parts.ledger(each.shape, Tier.HOST, each.component.host.allocator)
-        for each in mounted
-        if each.component.host is not None
-    }
-    private = [
-        tuple(Ledger(each.name, Tier.DEVICE, pool.allocator) for pool in each.component.private)
-        for each in mounted
-    ]
-    tree = parts.tree([each.shape for each in mounted], device, host)
-    return tree, private

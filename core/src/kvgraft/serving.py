@@ -13,7 +13,7 @@ from weakref import ref
 
 from kvgraft.admission.decision import Decision, Outcome, Waiting
 from kvgraft.admission.promises import Budget
-from kvgraft.assembly import PartsFactory, build_tree, mount_all, parts_of, size_pools
+from kvgraft.assembly import PartsFactory, mount_all, parts_of, size_pools
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError, LeaseError
@@ -23,6 +23,7 @@ from kvgraft.requests.access import AccessTracker, Retentions
 from kvgraft.requests.backup import Backups, CleanReserve
 from kvgraft.requests.components import RequestComponent
 from kvgraft.requests.eviction import Evictor
+from kvgraft.requests.hits import HitCounts, TenantHitCounts
 from kvgraft.requests.leases import Leases, LoadBacks, begin_at
 from kvgraft.requests.pending import PendingPages
 from kvgraft.requests.pins import Pins
@@ -47,7 +48,8 @@ from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.transfers.engine import expect_fence
 from kvgraft.tree import operations, pinning
 from kvgraft.tree.keys import TokenKey
-from kvgraft.types import Span
+from kvgraft.tree.ledger import Ledger
+from kvgraft.types import Span, Tier
 
 if TYPE_CHECKING:
     from kvgraft.parts import Prefetch, Recorder, StorageTier
@@ -87,9 +89,12 @@ class Serving:
             )
         self.config = config = size_pools(config, plugins)
         parts = parts or parts_of(config)
-        self.mounted = mount_all(config, plugins, available, parts)
-        self.tree, self.private = build_tree(parts, self.mounted)
-        tree, mounted = self.tree, self.mounted
+        self.mounted = mounted = mount_all(config, plugins, available, parts)
+        self.tree = tree = parts.tree(mounted)
+        self.private = [
+            tuple([Ledger(each.name, Tier.DEVICE, own.allocator) for own in each.component.private])
+            for each in mounted
+        ]
         self.requests: dict[int, Request] = {}
         self.running: dict[int, Request] = {}
         self.mark: Any = ref(self)
@@ -119,7 +124,8 @@ class Serving:
         self.pins = Pins(tree, self.leases, config.pin_share)
         self.accesses = AccessTracker(tree, parts.policy)
         self.retentions = Retentions(tree, clock if clock is not None else parts.clock)
-        self.hits = parts.hits(tree)
+        tenants = parts.tenants
+        self.hits = HitCounts(tree) if tenants is None else TenantHitCounts(tree, tenants)
         self.pending = parts.make(
             PendingPages, tree, self.points, self.requests, can_wait=not self.leases.never_resumes
         )

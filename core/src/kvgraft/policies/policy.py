@@ -33,12 +33,6 @@ class Hint(str, enum.Enum):
     """The session ended: the sequence does not come back."""
 
 
-class Candidate(Protocol):
-    """Data on one node that may leave a pool; sorted by depth and age among equal stamps."""
-
-    def __lt__(self, other: Any, /) -> bool: ...
-
-
 class Pool(Protocol):
     """A pool as its order sees it.
 

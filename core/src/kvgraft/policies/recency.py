@@ -28,6 +28,9 @@ LEFT_BEHIND: Final = 1 << 62
 they come before all others, and the oldest first among themselves.
 """
 
+FIRST_USE: Final = 0
+"""Stamps of data that was left behind, and that nobody has used since, are below this."""
+
 
 _untrack = ctypes.pythonapi.PyObject_GC_UnTrack
 _untrack.argtypes = [ctypes.py_object]

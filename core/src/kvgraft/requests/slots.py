@@ -182,9 +182,6 @@ class StateSlots:
         self.points = points
         self.mounted = mounted
         self.copies_on_write = 0
-        self.state_components = tuple(
-            component for component in tree.components if component.is_state
-        )
 
     def set_up_states(self, request: Request) -> None:
         """Give the request live states, copied from its anchor (M8); keep due states first."""

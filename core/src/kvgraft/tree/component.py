@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import Order
-from kvgraft.policies.recency import RecencyQueue
+from kvgraft.policies.recency import FIRST_USE, RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
@@ -297,7 +297,7 @@ class TreeComponent:
     def queue_device(self, node: Node) -> None:
         """Enter a DEVICE eviction candidate; nothing happens if it is entered already."""
         cell = node.cells[self.index]
-        if cell.stamp < 0:
+        if cell.stamp < FIRST_USE:
             if not cell.queued & BEHIND:
                 self._enter(self.behind_queue, BEHIND, node, cell)
         elif not cell.queued & (ON_DEVICE | CLEAN):
@@ -424,7 +424,7 @@ class TreeComponent:
                 said = f"{type(error).__name__}: {error}"
                 raise self._bad_order(f"gives no pair of stamp and node: {said}") from error
             there = node.parent is not None
-            moved = there and (cell.stamp < 0) is not (stamp < 0)
+            moved = there and (cell.stamp < FIRST_USE) is not (stamp < FIRST_USE)
             if left < 0 or not cell.queued & place:
                 raise self._bad_order(f"gives {node!r} again, with stamp {stamp}")
             cell.queued &= ~place

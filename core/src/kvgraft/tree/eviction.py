@@ -17,6 +17,7 @@ from functools import partial
 from typing import Final
 
 from kvgraft.policies.policy import EvictionPolicy
+from kvgraft.policies.recency import FIRST_USE
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.ledger import Ledger, PoolBooks
@@ -78,7 +79,7 @@ def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
                 node = component.pop_in_order()  # of a tenant that gives up data first
             if node is None:
                 return False
-            behind = node.cells[component.index].stamp < 0
+            behind = node.cells[component.index].stamp < FIRST_USE
             if tree.is_device_candidate(node, component):
                 component.queue_device(node)
                 return behind

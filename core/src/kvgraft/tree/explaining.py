@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
 from kvgraft.policies.policy import Order, class_of
+from kvgraft.policies.recency import FIRST_USE
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -197,7 +198,7 @@ def _kept(
                 (Tier.DEVICE, cell.device, cell.device_pins, component.device_queue),
                 (Tier.HOST, cell.host, cell.host_pins, component.host_queue),
             ):
-                if slots is not None and cell.stamp >= 0:
+                if slots is not None and cell.stamp >= FIRST_USE:
                     words, score = ranked(tree, order, cell.stamp)
                     its_class = class_of(cell.stamp)
                     n_copies = sum(_holds(each, component, node, tier) for each in copies)

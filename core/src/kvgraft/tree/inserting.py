@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Final
 
-from kvgraft.policies.recency import LEFT_BEHIND
+from kvgraft.policies.recency import FIRST_USE, LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
@@ -278,7 +278,7 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
         run = next((run for run in holding.runs if run.first <= start < run.end), None)
         alike = (run is None) is (cell.device is None)
         if run is not None and alike:
-            alike = run.host is None and run.is_left is (cell.stamp < 0)
+            alike = run.host is None and run.is_left is (cell.stamp < FIRST_USE)
             parts.append((component, run.cut(start, stop)))
         if cell.device_pins and not component.is_prefix_closed:
             alike = False
@@ -303,7 +303,7 @@ def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node
     adopted = [
         holding
         for component, cell, holding in zip(tree.components, child.cells, holdings)
-        if cell.device is None or cell.stamp < 0 or component.is_state
+        if cell.device is None or cell.stamp < FIRST_USE or component.is_state
     ]
     points = _breakpoints(child.start, child.end, adopted)
     return tree.split(child, min(points)) if points else child

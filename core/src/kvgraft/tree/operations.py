@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from kvgraft.policies.recency import FIRST_USE
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import drop_unreachable
@@ -117,7 +118,7 @@ def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
         for component in tree.components
         if component.host is not None
         and (cell := node.cells[component.index]).device is not None
-        and cell.stamp >= 0
+        and cell.stamp >= FIRST_USE
         and cell.host is None
         and cell.incoming is None
     ]

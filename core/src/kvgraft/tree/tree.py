@@ -15,6 +15,7 @@ from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
+from kvgraft.policies.recency import FIRST_USE
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
@@ -455,7 +456,7 @@ class Tree:
     def touch(self, node: Node, component: TreeComponent) -> None:
         """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""
         cell = node.cells[component.index]
-        was_left = cell.stamp < 0
+        was_left = cell.stamp < FIRST_USE
         cell.stamp = self.clock
         if was_left and self.is_device_candidate(node, component):
             component.queue_device(node)
