@@ -123,6 +123,20 @@ def test_tokens_go_behind_the_prompt(up_to: int) -> None:
         assert cache.step([request], [1]).requests == [request]
 
 
+@pytest.mark.parametrize("guard", ["off", "on"])
+def test_no_more_tokens_are_computed_than_a_step_gave_slots_for(guard: str) -> None:
+    """Their pages have room for more, that nothing was written to."""
+    with opened(guard=guard) as cache:
+        first = running(cache, TokenKey(range(9)))
+        cache.step([first], [1], n_tokens=2)
+        refused(cache, [first], None, "more than the last step gave slots for", n_computed=3)
+        second = running(cache, TokenKey(range(20, 29)))  # it has had no step yet
+        refused(cache, [first, second], None, "more than the last step", n_computed=[2, 1])
+        refused(cache, [second], None, "more than the last step gave slots for", n_computed=1)
+        first.key.extend([2])
+        assert cache.step([first, second], n_computed=[2, 0]).seq_lens.tolist() == [12, 10]
+
+
 def test_a_key_that_lacks_computed_tokens_takes_those_first() -> None:
     with opened() as cache:
         request = running(cache, TokenKey(range(9)))

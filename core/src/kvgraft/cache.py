@@ -348,8 +348,8 @@ class Cache(Serving):
                 tokens than `max_requests` and `max_tokens`, or a fence that is none; nothing has
                 changed.
             LeaseError: a request that is not admitted or not loaded back, or is there twice, or
-                more computed tokens than slots, or tokens for a key that ends elsewhere: one whose
-                prompt is not computed, or that was extended, too; nothing has changed.
+                more computed tokens than its last step had, or tokens for a key that ends
+                elsewhere: its prompt is not computed, or it was extended; nothing has changed.
         """
         self.expect_open()
         if fence is not None:

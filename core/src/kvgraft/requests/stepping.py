@@ -248,12 +248,12 @@ class Stepper:
         batch.length = length + batch.noted
         batch.first = rows.allocated[at]
         if counts is not None:
-            room = batch.first * size - batch.length
+            room = rows.given[at] - batch.length
             if np.count_nonzero(room < 0):
                 short = batch.requests[int(room.argmin())]
                 raise LeaseError(
-                    f"step: n_computed is more than there are slots for of {short!r}; give the "
-                    "tokens of its last pass"
+                    f"step: n_computed is more than the last step gave slots for of {short!r}; "
+                    "give the tokens of its last pass"
                 )
         if tokens is not None:
             self._expect_at_end(batch)
