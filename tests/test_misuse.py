@@ -282,7 +282,8 @@ def test_a_setting_that_does_not_exist_is_told_from_those_that_do_the_nearest_fi
         ),
         (
             {"full": {"layers": 3}},
-            "component 'full': option layers=3: give a list",
+            "component 'full': option layers=3: give the layers' numbers, such as [0, 2]; n_layers "
+            "is their count",
         ),
     ],
 )

@@ -33,7 +33,7 @@ def test_pools_larger_than_the_memory_are_refused_with_the_sum_per_component_and
     assert str(refused.value) == (
         "pools need 61.5 MB (full: device 10.2 MB, host 20.5 MB; swa: device 10.2 MB, host "
         "20.5 MB; mamba: device 3.6 kB, host 8.2 kB), the machine has 30.0 MB available; lower "
-        "host_tokens or device_tokens"
+        "setting host_tokens or setting device_tokens"
     )
     opened(MIXED, 62_000_000, **sizes).close()
 
@@ -195,9 +195,9 @@ def test_pools_sized_in_bytes_are_the_largest_that_stay_within_them(unit: str) -
     [
         (
             {"device_tokens": "40G"},
-            r"'40G' is no size; give tokens, such as 4M, or .* such as 40GB",
+            r"'40G' is no number of tokens; give tokens, such as 4M, or .* such as 40GB",
         ),
-        ({"device_tokens": "2 Ti"}, "setting device_tokens='2 Ti' is no size"),
+        ({"device_tokens": "2 Ti"}, "setting device_tokens='2 Ti' is no number of tokens"),
         ({"device_tokens": "5_0"}, "setting device_tokens='5_0' is no size"),
         ({"device_tokens": "many"}, "setting device_tokens='many' is no size; give tokens"),
         ({"device_bytes": "many"}, "setting device_bytes='many' is no size; write for"),

@@ -101,8 +101,9 @@ def parse_pool_tokens(text: str) -> int:
     try:
         return parse_tokens(text)
     except ValueError as error:
+        said = "no size" if _parsed(text) is None else "no number of tokens"
         raise ValueError(
-            f"{text!r} is no size; give tokens, such as 4M, or bytes of all pools, such as 40GB"
+            f"{text!r} is {said}; give tokens, such as 4M, or bytes of all pools, such as 40GB"
         ) from error
 
 

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pytest
 
 from kvgraft_replay.engine import EngineModel
+from kvgraft_replay.meter import Meter
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay
 from kvgraft_replay.report import ReplayResult
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
 
 LARGE, SMALL = 4096, 256
+
+T = TypeVar("T")
+
+
+class Calls(Meter):
+    """Counts a request's calls of the cache, by operation and request."""
+
+    counts: Counter[tuple[str, int | None]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counter()
+
+    def run(self, operation: str, request: int | None, call: Callable[..., T], *args: object) -> T:
+        self.counts[operation, request] += 1
+        return call(*args)
 
 
 def workload(*requests: tuple[float, int, int], output_tokens: int = 16) -> Workload:
@@ -201,3 +220,14 @@ def test_users_without_a_session_are_reported(users: int, limit: int | None, idl
 )
 def test_notices_of_users_and_a_limit_agree(users: int, limit: int | None, said: list[str]) -> None:
     assert closed(users=users, limit=limit)["notices"] == said
+
+
+def test_a_decode_tells_the_cache_of_a_page_at_its_first_tokens_and_when_it_is_full() -> None:
+    # each that arrives ends a step: the first has decoded a token more by then
+    load = workload(*((n / 100, n, 20) for n in range(80)), output_tokens=64)
+    meter = Calls()
+    cache = {"components": ["full"], "page_size": 16, "device_tokens": 8192}
+    result = replay(load, ReplaySettings(cache, verify=Verify.OFF, meter=lambda: meter))
+    assert (result["served"], result["output_tokens"]) == (80, 80 * 64)
+    n_pages = (20 + 64) // 16
+    assert n_pages <= meter.counts["computed", 0] <= 2 * n_pages + 1

@@ -18,6 +18,8 @@ from kvgraft_replay.detect import open_workload
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.planning.models import components_of, quantized
 from kvgraft_replay.planning.schema import PlanResult, SizeResult
+from kvgraft_replay.planning.sizes import all_sizes
+from kvgraft_replay.planning.sweep import Sweep
 from kvgraft_replay.planning.workers import Replays
 from kvgraft_replay.replay import ReplaySettings
 from tests.cli.refusals import Refusal, refused
@@ -387,6 +389,23 @@ def test_processes_stay_for_the_sizes_that_are_replayed_later(
     assert [each.poll() for each in started] == [None, None]
     replays.close()
     assert [each.poll() is not None for each in started] == [True, True]
+
+
+def test_no_size_is_replayed_twice(trace: Path) -> None:
+    told: list[float] = []
+    settings = ReplaySettings(cache={}, verify=Verify.OFF, checks=1)
+    sweep = Sweep(
+        open_workload(trace), settings, n_processes=1, progress=lambda done, n: told.append(done)
+    )
+    small, large = all_sizes(
+        {"components": {"full": {}}, "page_size": 64}, [640, 6400], [0], ["lru"]
+    )
+    found = sweep.replay([small, large, small])
+    assert (found[0], told[-1]) == (found[2], 2)
+    assert found[0]["settings"]["device_tokens"] == 640
+    told.clear()
+    assert sweep.replay([large, small]) == [found[1], found[0]]
+    assert not told
 
 
 def test_a_closed_loop_has_no_curve_and_says_why(planned: Plan, tmp_path: Path) -> None:

@@ -318,7 +318,15 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "bytes without their unit": (
         ("TRACE", "--component", "full", "--device-tokens", "40G"),
-        "'40G' is no size; give tokens, such as 4M, or bytes of all pools, such as 40GB",
+        "'40G' is no number of tokens; give tokens, such as 4M, or bytes of all pools, such as ",
+    ),
+    "more memory than there is": (
+        ("TRACE", "--component", "full:n_layers=2000,head_dim=4096", "--device-tokens", "1000M"),
+        " available; lower --device-tokens",
+    ),
+    "layers by their count": (
+        ("TRACE", "--component", "full:layers=3"),
+        "component 'full': option layers='3': give the layers' numbers, such as [0, 2]; n_layers ",
     ),
     "memory out of the host's reach": (
         ("TRACE", "--component", "full", "--device-tokens", "6400", "--device", "simulated"),

@@ -36,6 +36,13 @@ class LayerOptions(ComponentOptions):
     n_layers: Annotated[PositiveInt, Field(le=MOST_LAYERS)] = 2
     layers: tuple[NonNegativeInt, ...] | None = None
 
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _no_count(cls, layers: object) -> object:
+        if isinstance(layers, (int, str)):
+            raise ValueError("give the layers' numbers, such as [0, 2]; n_layers is their count")
+        return layers
+
     @field_validator("layers")
     @classmethod
     def _each_once(

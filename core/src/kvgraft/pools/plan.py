@@ -275,7 +275,7 @@ class PoolPlan:
             if pool.device == device:
                 tiers[pool.tier] = tiers.get(pool.tier, 0) + pool.nbytes
         ranked = sorted(tiers, key=lambda tier: -tiers[tier])
-        return " or ".join(f"{tier.value}_tokens" for tier in ranked)
+        return " or ".join(f"setting {tier.value}_tokens" for tier in ranked)
 
 
 _open_plan: ContextVar[PoolPlan | None] = ContextVar("kvgraft pool plan", default=None)

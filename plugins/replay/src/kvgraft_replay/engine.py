@@ -289,33 +289,50 @@ class ReplayEngine:
 
     def _decode(self, duration: float) -> None:
         for job in list(self.decoding):
-            if job.request is None or job not in self.decoding:
+            if job.request is None:
                 continue
             job.credit += duration * self.model.decode_tokens_s
-            tokens = min(int(job.credit), job.trace.output_tokens - job.decoded)
+            tokens = min(int(job.credit), job.trace.output_tokens - job.decoded - job.held)
             job.credit -= tokens
-            if self._advance(job, tokens) and job.decoded >= job.trace.output_tokens:
+            job.held += tokens
+            if self._advance(job) and job.decoded >= job.trace.output_tokens:
                 self._finish(job)
 
-    def _advance(self, job: Job, tokens: int) -> bool:
-        """Decode `tokens` tokens, page by page; False if the job was retracted."""
+    def _advance(self, job: Job) -> bool:
+        """Decode the tokens held, page by page; False if the job was retracted.
+
+        A page's first tokens are computed at once, for they take its slots; the cache sees nothing
+        of the ones behind them until the page is full, or the last token has come.
+        """
         page_size = self.cache.config.page_size
-        while tokens:
-            request = job.running
-            step = min(tokens, page_size - request.computed % page_size)
-            position = request.computed
-            job.key.extend(job.tokens[position : position + step])
-            while not self.player.compute(job, step):
-                if not self._retract_for(job):
-                    return False
-            job.decoded += step
-            tokens -= step
+        while job.held:
+            filled = job.running.computed % page_size
+            step = min(job.held, page_size - filled)
+            is_inside = 0 < filled < page_size - step
+            if is_inside and job.decoded + step < job.trace.output_tokens:
+                return True
+            if not self._decode_held(job, step):
+                return False
+        return True
+
+    def _decode_held(self, job: Job, n_tokens: int) -> bool:
+        """Decode the first of the tokens held, of one page; False if the job was retracted."""
+        position = job.running.computed
+        job.key.extend(job.tokens[position : position + n_tokens])
+        while not self.player.compute(job, n_tokens):
+            if not self._retract_for(job):
+                return False
+        job.decoded += n_tokens
+        job.held -= n_tokens
         return True
 
     def _retract_for(self, job: Job) -> bool:
         """Retract the request that arrived last; False if that was the one asking."""
         running = [each for each in (*self.decoding, *self.prefilling) if each.request is not None]
         victim = max(running, key=lambda each: each.place.arrived)
+        if victim is not job and victim.held:
+            self._decode_held(victim, victim.held)
+        victim.held = 0
         self.totals.count_retracted(victim)
         self.meter.run("finish", victim.trace.index, self.cache.retract, victim.running)
         victim.key.truncate(victim.trace.prompt_tokens + victim.decoded)

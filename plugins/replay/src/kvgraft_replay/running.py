@@ -44,7 +44,8 @@ class Job:
 
     Attributes:
         decoded: output tokens computed so far.
-        credit: virtual decode tokens earned and not used yet.
+        credit: virtual decode tokens earned and not used yet, less than one.
+        held: output tokens decoded inside a page that the cache was not told of yet.
         hits: the rest of its first match by tier: tokens it did not compute.
         computed: positions of the tokens it computed, in tokens.
         unserved: whether it ended without all of its output.
@@ -61,6 +62,7 @@ class Job:
     request: Request | None = None
     decoded: int = 0
     credit: float = 0.0
+    held: int = 0
     hits: Hits | None = None
     computed: Span = NOTHING
     unserved: bool = False

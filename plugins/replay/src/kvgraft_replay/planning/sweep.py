@@ -87,23 +87,25 @@ class Sweep:
         self.settings = settings
         self._replays = Replays(workload, settings, n_processes)
         self._progress = progress
-        self._n_done = 0
+        self._done: dict[str, Replayed] = {}
 
     def replay(self, sizes: Sequence[Size]) -> list[Replayed]:
-        """Replay at each size, several at a time; results in their order.
+        """Replay at each size, several at a time; results in their order. None is replayed twice.
 
         Raises:
             ConfigError: a replay that cannot be run.
         """
-        shares = [0.0] * len(sizes)
+        wanted = [repr(size.cache) for size in sizes]
+        caches = {name: size.cache for name, size in zip(wanted, sizes) if name not in self._done}
+        shares, n_done = [0.0] * len(caches), len(self._done)
 
         def tell(task: int, share: float) -> None:
             shares[task] = share
-            self._progress(self._n_done + sum(shares), self._n_done + len(shares))
+            self._progress(n_done + sum(shares), n_done + len(shares))
 
-        done = self._replays.run([size.cache for size in sizes], tell)
-        self._n_done += len(sizes)
-        return done
+        if caches:
+            self._done.update(zip(caches, self._replays.run(list(caches.values()), tell)))
+        return [self._done[name] for name in wanted]
 
     def close(self) -> None:
         """End the processes of the replays."""
@@ -281,11 +283,20 @@ def _worth(tried: _Try) -> tuple[int, int, bool]:
 
 
 def _splits(sweep: Sweep, sizes: Sequence[Size]) -> list[list[_Try]]:
-    """Replays of each size, with the rule's split first and with others around it."""
+    """Replays of each size, with the rule's split first and with others around it.
+
+    Where there are no others, the size is the best: its larger ones are replayed along with it, so
+    that no processor waits for the last size.
+    """
     batch = [
         [size, *(each for points in POINTS if (each := with_points(size, points)))]
         for size in sizes
     ]
+    alone = [some[0] for some in batch if len(some) == 1]
+    sweep.replay(
+        [each for some in batch for each in some]
+        + [each for size in alone for each in _larger(size)]
+    )
     tries: list[list[_Try]] = [[] for _ in sizes]
     for _ in range(1 + FURTHER_ROUNDS):
         done = iter(sweep.replay([each for some in batch for each in some]))
