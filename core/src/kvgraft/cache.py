@@ -267,17 +267,27 @@ class Cache(Serving):
         """End a request and leave its data to the tree; return the tokens cached (I6, I7).
 
         A state component donates its live state if it stands on a page boundary. `hint` tells the
-        eviction policy whether the sequence comes back: "continues", "turn-ended" or "over"; by
-        default it is that of `begin`. So it is with `priority` and the times to live, which count
-        from now. If the request's namespace was cleared since it began,
-        nothing of it is cached, and the result is 0.
+        policy whether the sequence comes back: "continues", "turn-ended" or "over". By default it,
+        priority and ttl, which counts from now, are those of `begin`. Where the request's namespace
+        was cleared meanwhile nothing is cached: the result is 0.
         """
         self.expect(request, ADMITTED)
         if fence is not None:
             expect_fence(fence)
+        hint = request.hint if hint is None else expect_hint("finish", hint)
+        request.expect_namespace()
+        cleared = self.tree.is_cleared(request.root)
+        page = 0 if cleared else self.publisher.ending_page(request)
         if priority is not None or ttl_s is not None:
             self.retentions.ask("finish", request, priority, ttl_s)
-        return self._finish(request, fence, hint)
+        self.accesses.finish(request, hint)
+        if self.tree.lifetimes is not None or request.requested_retention is not None:
+            self.retentions.used(request)
+        n_pages = 0 if cleared else self.publisher.finish(request, fence, page)
+        self._end(request)
+        if self.tracers is not None:
+            self.tracers.notify("finished", request)
+        return n_pages * self.tree.page_size
 
     def retract(self, request: Request, fence: Fence | None = None) -> int:
         """`finish`, to be begun again later with the same key; returns the tokens cached."""

@@ -165,7 +165,7 @@ class Serving:
                     "tier; begin without one"
                 )
             self.accesses.begin(request)
-            if self.tree.lifetimes is not None:
+            if self.tree.lifetimes is not None or request.requested_retention is not None:
                 self.retentions.used(request)
             self._lease(request, self._limit(request))
         except BaseException:
@@ -323,11 +323,11 @@ class Serving:
                 of tokens that is none.
         """
         request = self._expect_changing(request)
+        pages = request.pages_short(n_tokens, self.tree.page_size)
         if request.receipt.host_from is not None:
             request.expect_loaded()
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
-        pages = request.pages_short(n_tokens, self.tree.page_size)
         page = request.computed // self.tree.page_size
         within = pages <= 0 or self.pages.has_promise_left(request.components, pages)
         beyond = [] if within else self.pages.unreserved(request, pages, page)
@@ -395,20 +395,6 @@ class Serving:
         if self.tree.cleared and request.root in self.tree.cleared:
             return False
         return self.publisher.checkpoint(request, fence)
-
-    def _finish(self, request: Request, fence: Fence | None, hint: object) -> int:
-        """End an admitted request and leave its data to the tree."""
-        request.expect_namespace()
-        self.accesses.finish(request, hint)
-        if self.tree.lifetimes is not None:
-            self.retentions.used(request)
-        n_pages = 0
-        if not self.tree.is_cleared(request.root):
-            n_pages = self.publisher.finish(request, fence)
-        self._end(request)
-        if self.tracers is not None:
-            self.tracers.notify("finished", request)
-        return n_pages * self.tree.page_size
 
     def abort(self, request: Request | Any) -> None:
         """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""

@@ -18,6 +18,7 @@ Dtype = Literal[
 """Element types by their torch names; `"uint8"` is for formats packed by the engine, such as
 fp8 values with their scales in one row: give the row's bytes as its dimension."""
 
+Layers = tuple[NonNegativeInt, ...] | None
 
 MOST_LAYERS = 10_000
 """Far more than any model has."""
@@ -34,7 +35,7 @@ class LayerOptions(ComponentOptions):
     """
 
     n_layers: Annotated[PositiveInt, Field(le=MOST_LAYERS)] = 2
-    layers: tuple[NonNegativeInt, ...] | None = None
+    layers: Layers = None
 
     @field_validator("layers", mode="before")
     @classmethod
@@ -45,15 +46,12 @@ class LayerOptions(ComponentOptions):
 
     @field_validator("layers")
     @classmethod
-    def _each_once(
-        cls, layers: tuple[int, ...] | None, info: ValidationInfo
-    ) -> tuple[int, ...] | None:
+    def _each_once(cls, layers: Layers, info: ValidationInfo) -> Layers:
         if layers is None:
             return None
         if list(layers) != sorted(set(layers)):
             raise ValueError("name each layer once, in ascending order")
-        n_layers = info.data.get("n_layers", len(layers))
-        if len(layers) != n_layers:
+        if len(layers) != (n_layers := info.data.get("n_layers", len(layers))):
             raise ValueError(f"{len(layers)} layers named, n_layers is {n_layers}; make them agree")
         return layers
 

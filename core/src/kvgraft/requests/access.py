@@ -65,14 +65,12 @@ class AccessTracker:
             raise self._failed("admitted", error) from error
         request.use_counted = True
 
-    def finish(self, request: Request, hint: object) -> None:
+    def finish(self, request: Request, hint: Hint | None) -> None:
         """The request ends; what it leaves is of the class that the policy says now.
 
         Raises:
-            ConfigError: no hint of that name.
             ContractViolation: K1, the policy gives no class; P5, its code raises.
         """
-        hint = request.hint if hint is None else expect_hint("finish", hint)
         if not self.classifies:
             return
         try:
@@ -166,19 +164,14 @@ class Retentions:
                 raise ConfigError(f"{call}: ttl_s {ttl_s!r:.70}; give seconds, 0 or more")
             wanted = wanted._replace(ttl_s=float(ttl_s))
         request.requested_retention = wanted
-        if self.tree.lifetimes is None:
-            from kvgraft.tree.lifetimes import use_lifetimes
-
-            use_lifetimes(self.tree, self.clock)
 
     def used(self, request: Request) -> None:
         """Give the retention that is asked for to all that the request uses from now on."""
-        lifetimes = self.tree.lifetimes
-        assert lifetimes is not None
+        from kvgraft.tree.lifetimes import Retention, use_lifetimes
+
+        lifetimes = self.tree.lifetimes or use_lifetimes(self.tree, self.clock)
         lifetimes.read_clock()
         if request.requested_retention is not None:
-            from kvgraft.tree.lifetimes import Retention
-
             priority, ttl_s = request.requested_retention
             until_s = None if ttl_s is None else lifetimes.now_s + ttl_s
             request.use_retention = Retention(priority, until_s)

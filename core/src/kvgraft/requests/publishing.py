@@ -18,7 +18,7 @@ from kvgraft.requests.slots import PageSlots, StateSlots, needed_between
 from kvgraft.transfers import Fence, Journal
 from kvgraft.tree import inserting, pinning
 from kvgraft.tree.inserting import NO_STATES, Holding, Run
-from kvgraft.tree.keys import common_prefix_pages
+from kvgraft.tree.keys import TOKEN_BYTES, common_prefix_pages
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
@@ -184,8 +184,11 @@ class Publisher:
 
         The fence is noted all the same: data that it covers may be copied later.
         """
+        key = request.key
         if fence is not None:
             self.journal.follow(fence)
+        if key.edits != request.key_edits or len(key.data) < request.computed * TOKEN_BYTES:
+            self.ending_page(request)  # a key that is refused leaves due states as they are
         page = self.states.keep_due_states(request)
         if not self._has_new(request, page):
             return False
@@ -193,7 +196,6 @@ class Publisher:
             if not part.component.is_state and not part.can_replenish(page):
                 self.declined_checkpoints += 1  # the shared pages could not be replaced (A12)
                 return False
-        self._check_key(request, page)
         boundary = max(page, request.receipt.anchor.end)
         locks = self.leases.lock(boundary) if self.leases.lockers else None
         self.share(request, page, locks)
@@ -201,16 +203,34 @@ class Publisher:
         self.checkpoints += 1
         return True
 
-    def finish(self, request: Request, fence: Fence | None) -> int:
-        """Leave an ending request's data to the tree; return the pages cached (I6, I7)."""
-        if fence is not None:
-            self.journal.follow(fence)
-        page = request.computed // self.tree.page_size
+    def ending_page(self, request: Request) -> int:
+        """The deepest boundary up to which an ending request leaves data; changes nothing (I8).
+
+        Raises:
+            LeaseError: its key was cut, or lacks tokens: others' data would be under it.
+        """
+        page, key = request.computed // self.tree.page_size, request.key
         for part in request.state_components:
             page = min(page, self.states.offered_page(request, part))
+        if self._has_new(request, page) or (request.published and self.backups.enabled):
+            if key.edits != request.key_edits:
+                raise LeaseError(
+                    f"request computed {request.computed} tokens and its key was cut before that, "
+                    f"and holds {key.n_tokens} now; cut keys of requests that ended"
+                )
+            if page * self.tree.page_bytes > len(key.data):
+                raise LeaseError(
+                    f"request computed {request.computed} tokens and its key holds {key.n_tokens}; "
+                    "extend the key with the tokens that were decoded, then call this again"
+                )
+        return page
+
+    def finish(self, request: Request, fence: Fence | None, page: int) -> int:
+        """Leave the data up to `ending_page` to the tree; return the pages cached (I6, I7)."""
+        if fence is not None:
+            self.journal.follow(fence)
         backs_up = self.backups.enabled
         if self._has_new(request, page) or (request.published and backs_up):
-            self._check_key(request, page)
             boundary = max(page, request.receipt.anchor.end)
             locks = self.leases.lock(boundary) if backs_up else None
             for part in request.state_components:
@@ -340,24 +360,6 @@ class Publisher:
                 if pinned > max(0, ledger.headroom):
                     return None
         return page
-
-    def _check_key(self, request: Request, page: int) -> None:
-        """Refuse data under tokens it was not computed for, before anything changes (I8).
-
-        Raises:
-            LeaseError: the key was cut, or lacks tokens.
-        """
-        key = request.key
-        if key.edits != request.key_edits or page * self.tree.page_bytes > len(key.data):
-            if key.edits == request.key_edits:
-                raise LeaseError(
-                    f"request computed {request.computed} tokens and its key holds {key.n_tokens}; "
-                    "extend the key with the tokens that were decoded, then call this again"
-                )
-            raise LeaseError(
-                f"request computed {request.computed} tokens and its key was cut before that, and "
-                f"holds {key.n_tokens} now; cut keys of requests that ended"
-            )
 
     def insert(self, request: Request, page: int) -> inserting.Inserted:
         """Offer private data up to boundary `page`; duplicates of tree data are freed (I1)."""
