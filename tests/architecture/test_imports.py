@@ -88,7 +88,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 19_588
+MOST_LINES = 19_581
 """Of the core's source."""
 
 

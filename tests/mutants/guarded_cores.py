@@ -515,7 +515,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("S1", "L8"),
         "plugins/storage/src/kvgraft_storage/tier/fetching.py",
         "tree.hold_root(self.key.namespace)\n        self.phase = Phase.LOOKING",
-        "tree.hold_root(self.key.namespace)\n        release_host_hold(tree, self.receipt)\n"
+        "tree.hold_root(self.key.namespace)\n        release(tree, self.receipt)\n"
         "        self.receipt = hold_host(tree, tree.root(self.key.namespace))\n"
         "        self.phase = Phase.LOOKING",
     ),

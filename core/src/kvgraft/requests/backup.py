@@ -19,7 +19,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import CLEAN, ON_DEVICE, Node
-from kvgraft.tree.pinning import Receipt, hold_host, release_host_hold
+from kvgraft.tree.pinning import Receipt, hold_host, release
 from kvgraft.tree.tree import EXPIRED, Tree
 from kvgraft.types import Direction
 
@@ -112,7 +112,7 @@ class Backups:
                 for component in short
             )
         finally:
-            release_host_hold(self.tree, above)
+            release(self.tree, above)
 
 
 def _never_fits(component: TreeComponent, node: Node) -> bool:

@@ -95,9 +95,10 @@ class Receipt:
         host_from: HOST is pinned too from this page on; None if it is not.
         released: whether it was consumed.
         locks: releases the components' own locks with the pin; None if there are none.
+        on_device: whether DEVICE is pinned; not by `hold_host`.
     """
 
-    __slots__ = ("anchor", "host_from", "locks", "released", "segments")
+    __slots__ = ("anchor", "host_from", "locks", "on_device", "released", "segments")
 
     def __init__(
         self,
@@ -105,12 +106,15 @@ class Receipt:
         segments: list[tuple[Span, ...]],
         host_from: int | None,
         locks: ExitStack | None = None,
+        *,
+        on_device: bool = True,
     ) -> None:
         self.anchor = anchor
         self.segments = segments
         self.host_from = host_from
         self.released = False
         self.locks = locks
+        self.on_device = on_device
 
 
 def acquire(
@@ -235,7 +239,9 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
 
 
 def release(tree: Tree, receipt: Receipt) -> None:
-    """Undo `acquire` on the same segments (L1); every component is notified, also if a hook raises.
+    """Undo `acquire` or `hold_host` on the same segments, also after splits (L1).
+
+    Every component is notified, also if a hook raises.
 
     Raises:
         LeaseError: the receipt was released before, or belongs to other components (L2).
@@ -252,7 +258,7 @@ def release(tree: Tree, receipt: Receipt) -> None:
     if receipt.host_from is not None:
         release_host(tree, receipt)
     for component, segment in zip(tree.components, receipt.segments):
-        if segment:
+        if segment and receipt.on_device:
             _unpin(tree, component, anchor, segment)
     if anchor.parent is not None and not anchor.live_device and not anchor.live_host:
         tree.prune(anchor)
@@ -502,7 +508,7 @@ def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | 
         elif node.parent is not None:
             spans = (Span(0 if component.is_prefix_closed else node.start, node.end),)
         segments.append(spans)
-    receipt = Receipt(node, segments, 0)
+    receipt = Receipt(node, segments, 0, on_device=False)
     node.receipts += 1
     broken = False
     for component, segment in zip(tree.components, segments):
@@ -510,25 +516,9 @@ def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | 
         ledger = component.hosts[node.tenant]
         broken = broken or (ledger is not None and ledger.headroom < 0)
     if broken:
-        release_host_hold(tree, receipt)
+        release(tree, receipt)
         return None
     return receipt
-
-
-def release_host_hold(tree: Tree, receipt: Receipt) -> None:
-    """Undo `hold_host`, also after splits (L1).
-
-    Raises:
-        LeaseError: it was undone before (L2).
-    """
-    node = receipt.anchor
-    if receipt.released:
-        raise LeaseError(f"HOST hold of page {node.end}: already released; release it once")
-    receipt.released = True
-    node.receipts -= 1
-    release_host(tree, receipt)
-    if node.parent is not None and not node.live_device and not node.live_host:
-        tree.prune(node)
 
 
 def _needed(component: TreeComponent, node: Node, boundary: int) -> tuple[Span, ...]:

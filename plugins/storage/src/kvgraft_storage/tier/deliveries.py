@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.tree import matching
-from kvgraft.tree.pinning import Receipt, hold_host, release_host_hold
+from kvgraft.tree.pinning import Receipt, hold_host, release
 from kvgraft.tree.tree import Tree
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ class Deliveries:
                 until = self._clock() + self.timeout_s
                 self._kept[prefetch] = Delivery(prefetch, boundary, receipt, until)
         if before is not None:
-            release_host_hold(tree, before.receipt)
+            release(tree, before.receipt)
         tree.release_root(root)
 
     def release(self, prefetch: Prefetch) -> None:
         """Give up a prefetch's pins, if it has any: its data is evicted as any other."""
         delivery = self._kept.pop(prefetch, None)
         if delivery is not None:
-            release_host_hold(self.tree, delivery.receipt)
+            release(self.tree, delivery.receipt)
 
     def let_go_of(self, namespaces: Container[object] | None) -> None:
         """Give up the pins in some namespaces, or in all."""

@@ -28,7 +28,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import PageHashes, TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, hold_host, release_host_hold
+from kvgraft.tree.pinning import Receipt, hold_host, release
 from kvgraft_storage import TRANSIENT, Status, StorageTicket
 from kvgraft_storage.keys import HASH_NBYTES
 from kvgraft_storage.tier.arriving import Arrival, arrive
@@ -584,7 +584,7 @@ class Fetch:
         self.nbytes -= self._nbytes(taken)
         before, self._tip_held = self._tip_held, hold_host(tree, tip)
         if before is not None:
-            release_host_hold(tree, before)
+            release(tree, before)
         if self._tip_held is None:
             tree.prune(tip)
             return False
@@ -643,7 +643,7 @@ class Fetch:
         assert self.receipt is not None
         for receipt in (self._tip_held, self._counted_on, self.receipt):
             if receipt is not None:
-                release_host_hold(self.context.tree, receipt)
+                release(self.context.tree, receipt)
         self.context.tree.release_root(self._root)
 
     def _free_wanted(self) -> None:

@@ -15,7 +15,7 @@ from kvgraft.config import StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, hold_host, parts_of, release_host_hold
+from kvgraft.tree.pinning import Receipt, hold_host, parts_of, release
 from kvgraft.tree.tree import TreeObserver
 from kvgraft.types import Tier
 from kvgraft_storage import TRANSIENT, Access, BreakerState, Status, StorageTicket
@@ -562,7 +562,7 @@ class Storing(TreeObserver):
                 if mine and mine.count(Status.OK) == len(mine):
                     names.stored |= 1 << component.index
         self.context.touching.used(sent.receipt.anchor)  # it was stored from its start on
-        release_host_hold(self.context.tree, sent.receipt)
+        release(self.context.tree, sent.receipt)
 
 
 def _root(node: Node) -> Node:
