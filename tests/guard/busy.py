@@ -38,7 +38,7 @@ SHARING: dict[str, dict[str, Any]] = {
 }
 """Options of components that share a budget, with slots of 8 KiB where a page has 16 tokens."""
 SLOT_NBYTES = 8192
-NAMESPACES: tuple[Any, ...] = (None, "a", "b", "")
+NAMESPACES: tuple[Any, ...] = (None, None, "a", "a", "b", "")
 SETS: tuple[tuple[str, ...], ...] = (
     ("full",),
     ("swa",),
@@ -231,11 +231,12 @@ class Busy:
     def run(self, moves: int) -> None:
         """Some calls, then the end of everything."""
         choices = [
-            (self.arrive, 6), (self.ask, 8), (self.go_on, 14), (self.end, 5), (self.abort, 1),
-            (self.evict, 2), (self.transfer, 5), (self.clear, 0.5), (self.pin, 1), (self.unpin, 1),
-            (self.restart, 1), (self.retract, 2), (self.fork, 1), (self.checkpoint, 3),
-            (self.prefetch, 2), (self.read_events, 2), (self.look, 1), (self.pass_time, 1),
-            (self.step_all, 3), (self.move_memory, 3), (self.drain, 0.5), (self.detach, 0.3),
+            (self.arrive, 5), (self.ask, 14), (self.go_on, 20), (self.end, 8), (self.abort, 1),
+            (self.evict, 2), (self.transfer, 5), (self.clear, 0.2), (self.swap_out, 3),
+            (self.pin, 1), (self.unpin, 1), (self.restart, 1), (self.retract, 2),
+            (self.fork, 1), (self.checkpoint, 3), (self.prefetch, 2), (self.read_events, 2),
+            (self.look, 1), (self.pass_time, 1), (self.step_all, 3),
+            (self.move_memory, 3), (self.drain, 0.5), (self.detach, 0.3),
         ]  # fmt: skip
         calls, weights = zip(*choices)
         for call in self.random.choices(calls, weights, k=moves):
@@ -250,9 +251,9 @@ class Busy:
         now = [each.key for each in self.running]
         if now and random.random() < 0.25:
             tokens = random.choice(now).tokens().tolist()
-        elif self.keys and random.random() < 0.5:
+        elif self.keys and random.random() < 0.7:
             known = random.choice(self.keys[-6:]).tokens().tolist()
-            tokens = known[: random.randint(1, len(known))] if random.random() < 0.5 else known
+            tokens = known[: random.randint(1, len(known))] if random.random() < 0.3 else known
         else:
             tokens = list(random.choice(self.systems))
         self.fresh += 1
@@ -306,7 +307,7 @@ class Busy:
             self.running.append(request)
             if self.random.random() < 0.9:
                 self.cache.load_back(request)
-        elif decision.outcome.value == "never fits" or self.random.random() < 0.2:
+        elif decision.outcome.value == "never fits" or self.random.random() < 0.4:
             self.leased.remove(request)
             self.cache.abort(request)
 
@@ -504,6 +505,18 @@ class Busy:
         component = self.random.choice(self.cache.tree.components)
         tier = self.random.choice([Tier.DEVICE, Tier.DEVICE, Tier.HOST])
         self.cache.evict(component.name, self.random.randint(1, component.device.capacity), tier)
+
+    def swap_out(self) -> None:
+        """What nobody holds leaves DEVICE; some of it is asked for, and loaded back from HOST."""
+        self.engine.run_all()
+        self.cache.poll()
+        for component in self.cache.tree.components:
+            self.cache.evict(component.name, component.device.capacity)
+        for key in self.random.sample(self.keys, min(2, len(self.keys))):
+            if len(self.leased) < 4:
+                tokens = key.tokens().tolist()[: 14 * self.page]
+                again = TokenKey([*tokens, self.fresh], key.namespace)
+                self.begun(self.cache.begin(again, reserve=self.page, chunk=self.page))
 
     def transfer(self) -> None:
         pending = self.engine.pending

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from kvgraft import cache
-from kvgraft.requests.components import Account
+from kvgraft.requests.components import Account, RequestState
 from kvgraft.requests.request import Request
 from kvgraft.requests.rows import Rows, slot_table
+from kvgraft.requests.slots import StateSlots
 from kvgraft.requests.stepping import Batch, Stepper
 from kvgraft.tree.component import TreeComponent
 
@@ -160,3 +161,19 @@ def a_state_that_was_passed_and_stays_promised(put: Patch) -> None:
     for n_tokens in (2 * PAGE, PAGE):
         scene.cache.computed(request, n_tokens)
     scene.cache.abort(request)
+
+
+@breaks("I7", "state")
+def a_state_inside_a_page_that_is_left_as_that_of_its_end(put: Patch) -> None:
+    offer = StateSlots.offer_states
+
+    def whatever(self: StateSlots, request: Request, part: RequestState) -> None:
+        if part.live is not None and part.tracked is None:
+            self._offer(part, request.computed // PAGE, part.live)
+            part.live = None
+        offer(self, request, part)
+
+    scene = Scene(plain=True, state=True)
+    request = scene.computed(range(3 * PAGE + 2))
+    put.into(scene.cache.states, offer_states=whatever)
+    scene.cache.finish(request)

@@ -40,7 +40,7 @@ AGAIN = 3
 DRAWN = 40
 """Caches of drawn settings."""
 
-MOVES = 200
+MOVES = 250
 """Calls on each of them."""
 
 LOSES_INTEREST = 11

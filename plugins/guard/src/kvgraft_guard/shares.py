@@ -123,34 +123,30 @@ class Shares:
 
     def tables(self, request: Request) -> dict[int, Table]:
         """Per paged component, a slot for each allocated page; -1 for none."""
-        path: list[Node] = []
-        node = request.receipt.anchor
-        while node.parent is not None:
-            path.append(node)
-            node = node.parent
-        path.reverse()
-        tables = {}
-        for component in self._paged:
-            segment = request.receipt.segments[component.index]
-            size = component.slots_per_page
-            table = np.full(request.allocated * size, -1, np.int32)
-            for node in path:
-                slots = node.cells[component.index].device
-                if slots is not None and any(
-                    low < node.end and node.start < high for low, high in segment
-                ):
-                    held = np.frombuffer(slots, np.int32)
-                    table[node.start * size : node.end * size] = held
-            # Published data of wider components may reach further than this one's private pages.
-            for run in request.components[component.index].runs:
-                table[run.first * size : run.end * size] = np.frombuffer(run.device, np.int32)
-            tables[component.index] = table
-        return tables
+        path = _path(request)
+        return {component.index: self._table(request, component, path) for component in self._paged}
+
+    def _table(self, request: Request, component: TreeComponent, path: list[Node]) -> Table:
+        """The slots of one component on the nodes of the path, and the request's own."""
+        segment = request.receipt.segments[component.index]
+        size = component.slots_per_page
+        table = np.full(request.allocated * size, -1, np.int32)
+        for node in path:
+            slots = node.cells[component.index].device
+            if slots is not None and any(
+                low < node.end and node.start < high for low, high in segment
+            ):
+                held = np.frombuffer(slots, np.int32)
+                table[node.start * size : node.end * size] = held
+        # Published data of wider components may reach further than this one's private pages.
+        for run in request.components[component.index].runs:
+            table[run.first * size : run.end * size] = np.frombuffer(run.device, np.int32)
+        return table
 
     def check_table(self, request: Request, name: str, said: Table) -> None:
         """The slots that an engine is told to read are the request's, page by page (T9)."""
         component = self.tree.by_name[name]
-        held = self.tables(request)[component.index]
+        held = self._table(request, component, _path(request))
         if len(said) == len(held) and not (said != held).any():
             return
         at = int((said != held).argmax()) if len(said) == len(held) else min(len(said), len(held))
@@ -426,6 +422,8 @@ class Shares:
                 )
         for index, mine in offer.states.items():
             self._check_donated(request, index, shelf, mine, end)
+            if not evicted and not offer.due:
+                self._check_strays(request, index, shelf, offer, end)
         self.published.check(request, offer.left, end, evicted=evicted)
         if not evicted:
             self._check_marked(request, shelf, offer.left, end)
@@ -550,6 +548,23 @@ class Shares:
                     component.name,
                     f"{_of(request)} had a state at page {node.end} and is cached up to {end} "
                     "without",
+                )
+
+    def _check_strays(
+        self, request: Request, index: int, shelf: Shelf, offer: Offer, end: int
+    ) -> None:
+        """The tree has no states of the sequence but those that it had and was given (I7)."""
+        component, had = self.tree.components[index], offer.left.shared[index]
+        for node in shelf.nodes:
+            slots = node.cells[index].device
+            if slots is None or node.end > end or node.end in had:
+                continue
+            if offer.states[index].get(node.end) != slots:
+                raise ContractViolation(
+                    "I7",
+                    component.name,
+                    f"{_of(request)} stands at {request.computed} tokens and leaves a state at "
+                    f"page {node.end}; it had some at {sorted(offer.states[index])}",
                 )
 
     # -- states
@@ -739,6 +754,17 @@ class Shares:
         elif Due.LEFT in due:
             last = page
         self._due[id(request)] = (request, point, last)
+
+
+def _path(request: Request) -> list[Node]:
+    """The nodes of its anchor's path, root first."""
+    path: list[Node] = []
+    node = request.receipt.anchor
+    while node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path
 
 
 def _renewed(account: Account) -> int:

@@ -219,6 +219,7 @@ class Steps:
 
     def _check_told(self, step: Step, n_tokens: int) -> None:
         """Lengths, slots, states and changed entries are those of the requests."""
+        mirrors = {each.name: self._mirrored(step, each) for each in self.rows.paged}
         if not step.requests:
             return
         rows = [each.row for each in step.requests]
@@ -226,7 +227,7 @@ class Steps:
         if step.rows.tolist() != rows or step.seq_lens.tolist() != lengths:
             self._raise(step.requests[0], f"rows {step.rows.tolist()} are told, of {rows}")
         for component in self.rows.paged:
-            self._check_entries(step, component, lengths, n_tokens)
+            self._check_entries(step, component, mirrors[component.name], n_tokens)
         for component in self.rows.state_components:
             told = step.state_slots[component.name].tolist()
             for request, slot in zip(step.requests, told):
@@ -236,11 +237,10 @@ class Steps:
                     self._raise(request, f"{component.name!r}: state {slot} is told, not {live}")
 
     def _check_entries(
-        self, step: Step, component: TreeComponent, lengths: list[int], n_tokens: int
+        self, step: Step, component: TreeComponent, mirror: Table, n_tokens: int
     ) -> None:
-        mirror = self._mirrored(step, component)
         mapping = step.slot_mapping.get(component.name)
-        for at, (request, length) in enumerate(zip(step.requests, lengths)):
+        for at, request in enumerate(step.requests):
             table = self.watched.shares.tables(request)[component.index]
             row = mirror[request.row, : len(table)]
             if (row != table).any():
@@ -251,7 +251,7 @@ class Steps:
                 )
             if mapping is None or not n_tokens:
                 continue
-            places = np.arange(length - n_tokens, length)
+            places = np.arange(request.computed, request.computed + n_tokens)
             pages = table[np.minimum(places // self.size, len(table) - 1)].astype(np.int64)
             wanted = np.where(pages < 0, PADDING, pages * self.size + places % self.size)
             if (mapping[at * n_tokens : (at + 1) * n_tokens].numpy() != wanted).any():
@@ -260,7 +260,8 @@ class Steps:
     def _mirrored(self, step: Step, component: TreeComponent) -> Table:
         """A copy of a table that is changed by what steps tell alone."""
         table = self.rows.tables[component.index]
-        assert table is not None
+        if table is None:  # no request so far
+            return np.zeros((0, 0), np.int32)
         mirror, changes = self._mirrors.get(component.name), step.changes[component.name]
         if mirror is None or mirror.shape != table.shape:
             mirror = self._mirrors[component.name] = table.copy()
