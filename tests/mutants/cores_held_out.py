@@ -590,14 +590,14 @@ change(
     TWO,
     "B4",
     Publisher.finish,
-    "self.journal.follow(fence)",
+    "self.journal.set_fence(fence)",
     "pass",
 )
 change(
     "the first fence is kept",
     TWO,
     "B4",
-    Journal.follow,
+    Journal.set_fence,
     "if fence is not None and fence is not self.fence:",
     "if fence is not None and self.fence is None:",
 )
@@ -606,7 +606,7 @@ change(
     TWO,
     "B4",
     Publisher.checkpoint,
-    "self.journal.follow(fence)",
+    "self.journal.set_fence(fence)",
     "pass",
 )
 change(

@@ -366,7 +366,7 @@ class Cache(Serving):
             expect_fence(fence)
         stepper = self.stepper
         batch = stepper.begin(requests, tokens, n_tokens, n_computed, self.expect_running)
-        self.journal.follow(fence)
+        self.journal.set_fence(fence)
         for request, n_noted in batch.to_note():
             self.computed(request, n_noted)
         stepper.note(batch)

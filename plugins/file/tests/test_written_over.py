@@ -324,7 +324,7 @@ def test_removing_late_neither_removes_nor_evicts_the_record_that_was_written_ov
     writer, remover = full(tmp_path), opened(tmp_path)
     places = remover._catalog.take(KEYS[0])
     assert store(writer, [20]) == [OK]
-    remover._kill(KEYS[0], places)
+    remover._remove_records(KEYS[0], places)
     remover._catalog.put_back(places)
     remover._writer._full_until = math.inf  # it does not look for changes
     assert store(remover, [21]) == [OK]

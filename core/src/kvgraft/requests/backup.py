@@ -201,7 +201,7 @@ class CleanReserve:
         waited_for = self.waited_for
         if waited_for and all(needed <= pool.headroom for pool, needed in waited_for):
             return
-        if self.journal.hangs(Direction.BACKUP):
+        if self.journal.is_stalled(Direction.BACKUP):
             return
         for component in self.components:
             wanted = self.wanted(component)

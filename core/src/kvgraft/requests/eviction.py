@@ -208,7 +208,7 @@ class Evictor:
 
     def _unbacked(self, victim: Victim) -> list[TreeComponent]:
         """Components whose data leaves and has no copy; none if HOST does not take it."""
-        if self.journal.hangs(Direction.BACKUP):
+        if self.journal.is_stalled(Direction.BACKUP):
             return []
         unbacked = [
             each

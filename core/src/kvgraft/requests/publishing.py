@@ -169,7 +169,7 @@ class Publisher:
         self.tokens += end - start
         page, rest = divmod(end, size)
         if fence is not None:
-            self.journal.follow(fence)
+            self.journal.set_fence(fence)
         if end == start:
             return
         if self.tree.has_state:
@@ -186,7 +186,7 @@ class Publisher:
         """
         key = request.key
         if fence is not None:
-            self.journal.follow(fence)
+            self.journal.set_fence(fence)
         if key.edits != request.key_edits or len(key.data) < request.computed * TOKEN_BYTES:
             self.ending_page(request)  # a key that is refused leaves due states as they are
         page = self.states.keep_due_states(request)
@@ -228,7 +228,7 @@ class Publisher:
     def finish(self, request: Request, fence: Fence | None, page: int) -> int:
         """Leave the data up to `ending_page` to the tree; return the pages cached (I6, I7)."""
         if fence is not None:
-            self.journal.follow(fence)
+            self.journal.set_fence(fence)
         backs_up = self.backups.enabled
         if self._has_new(request, page) or (request.published and backs_up):
             boundary = max(page, request.receipt.anchor.end)

@@ -97,7 +97,7 @@ class Journal:
         names = [each.name for each in mounted]
         self.counters = {direction: Counters(names) for direction in self.queues}
 
-    def follow(self, fence: Fence | None) -> None:
+    def set_fence(self, fence: Fence | None) -> None:
         """The engine named a point of its computation, unless it is None.
 
         Whatever is copied to HOST from now on waits for it, and for newer points named before (B4).
@@ -172,7 +172,7 @@ class Journal:
                     break
                 self.acknowledge(queue.popleft())
 
-    def hangs(self, direction: Direction) -> bool:
+    def is_stalled(self, direction: Direction) -> bool:
         """Whether the next transfer to end was waited for in vain, and has not ended since."""
         queue = self.queues[direction]
         return bool(queue) and queue[0].late and not queue[0].ticket.done

@@ -342,12 +342,12 @@ def drop_unreachable(tree: Tree, node: Node) -> None:
     else:
         return
     stack = [node]
-    doomed: list[Node] = []
+    unreachable: list[Node] = []
     while stack:
         below = stack.pop()
-        doomed.append(below)
+        unreachable.append(below)
         stack.extend(below.each_child())
-    for below in reversed(doomed):
+    for below in reversed(unreachable):
         for component in tree.components:
             cell = below.cells[component.index]
             if cell.device is not None and not cell.device_pins:

@@ -254,7 +254,7 @@ class FileBackend(StorageBackend):
             with self._lock:
                 entries = self._catalog.take(key)
             try:
-                self._kill(key, entries)
+                self._remove_records(key, entries)
             finally:
                 with self._lock:
                     self._catalog.put_back(entries)
@@ -385,7 +385,7 @@ class FileBackend(StorageBackend):
         self._catalog.refresh()
         self._refreshed = self._clock()
 
-    def _kill(self, key: bytes, entries: Sequence[Entry]) -> None:
+    def _remove_records(self, key: bytes, entries: Sequence[Entry]) -> None:
         """Mark records removed, unless their segment was reclaimed: its blocks may be reused."""
         if not entries:
             return

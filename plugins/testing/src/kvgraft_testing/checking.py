@@ -267,15 +267,17 @@ def _shares(subject: Subject) -> Cause | None:
 
 
 def _is_fickle(subject: Subject) -> Cause | None:
-    if subject.caprice is None:
+    if subject.difference_when_repeated is None:
         return None
-    return "D1-it-does-the-same-each-time", ContractViolation("D1", subject.name, subject.caprice)
+    return "D1-it-does-the-same-each-time", ContractViolation(
+        "D1", subject.name, subject.difference_when_repeated
+    )
 
 
 def _pretends(subject: Subject) -> Cause | None:
-    if subject.pretence is None:
+    if subject.difference_beside_suite is None:
         return None
-    found = ContractViolation("D1", subject.name, subject.pretence)
+    found = ContractViolation("D1", subject.name, subject.difference_beside_suite)
     return "D1-it-does-the-same-without-the-suite", found
 
 

@@ -322,18 +322,18 @@ class Subject:
         return next((refused for refused in refusals if refused is not None), None)
 
     @cached_property
-    def pretence(self) -> str | None:
+    def difference_beside_suite(self) -> str | None:
         """The difference between the runs without and beside the suite; None if there is none."""
         here, there = "beside the suite", "in a process without it"
         return self.in_the_suite.difference(self.in_production, here, there)
 
     @cached_property
-    def confusion(self) -> str | None:
+    def difference_beside_caches(self) -> str | None:
         """The difference that other caches in its process make; None if there is none."""
         return self.in_production.difference_by_cache(self.in_several_caches)
 
     @cached_property
-    def caprice(self) -> str | None:
+    def difference_when_repeated(self) -> str | None:
         """The difference when all calls are made once more, a day later; None if there is none."""
         there = "asked the same a day later"
         return self.in_the_suite.difference(self.a_day_later, "at first", there)

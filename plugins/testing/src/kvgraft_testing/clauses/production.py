@@ -37,20 +37,20 @@ def nothing_is_replaced(subject: Subject) -> None:
 
 @clause("D1", "Asked the same, it does the same, at any time.")
 def it_does_the_same_each_time(subject: Subject) -> None:
-    if subject.caprice is not None:
-        raise ContractViolation("D1", subject.name, subject.caprice)
+    if subject.difference_when_repeated is not None:
+        raise ContractViolation("D1", subject.name, subject.difference_when_repeated)
 
 
 @clause("D1", "Beside caches of other sizes and options it does the same as alone.")
 def a_second_cache_changes_no_answer(subject: Subject) -> None:
-    if subject.confusion is not None:
-        raise ContractViolation("D1", subject.name, subject.confusion)
+    if subject.difference_beside_caches is not None:
+        raise ContractViolation("D1", subject.name, subject.difference_beside_caches)
 
 
 @clause("D1", "It does the same where there is no suite.")
 def it_does_the_same_without_the_suite(subject: Subject) -> None:
-    if subject.pretence is not None:
-        raise ContractViolation("D1", subject.name, subject.pretence)
+    if subject.difference_beside_suite is not None:
+        raise ContractViolation("D1", subject.name, subject.difference_beside_suite)
 
 
 ANSWERING = {
