@@ -26,7 +26,7 @@ Table = npt.NDArray[np.int32]
 
 
 class _Promise(NamedTuple):
-    """What a request was promised of one component, and what it held."""
+    """A request's promised and held slots of one component."""
 
     promised: int
     held: int
