@@ -258,12 +258,12 @@ class PoolPlan:
             if pool.device == device:
                 tiers = shares.setdefault(pool.component, {})
                 tiers[pool.tier] = tiers.get(pool.tier, 0) + pool.nbytes
-        told = "; ".join(
+        listed = "; ".join(
             f"{name}: " * bool(name)
             + ", ".join(f"{tier.value} {format_nbytes(n)}" for tier, n in tiers.items())
             for name, tiers in shares.items()
         )
-        return f"pools need {format_nbytes(self._needed(device))} ({told})"
+        return f"pools need {format_nbytes(self._needed(device))} ({listed})"
 
     def _needed(self, device: torch.device) -> int:
         return sum(pool.nbytes for pool in self.pools if pool.device == device)

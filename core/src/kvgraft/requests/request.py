@@ -128,7 +128,7 @@ class Request:
         use: what the eviction policy sees of it; None for a policy without classes.
         use_class: class of its data, for the eviction policy.
         use_retention: how long its data is kept; None for no wish.
-        use_counted: whether the policy was told that it runs.
+        use_counted: whether the policy knows that it runs.
         deferrals_left: how many more calls of `admit` may defer it while another request computes
             pages that it would resume from.
         deferred: whether the last one did: the next one matches again.

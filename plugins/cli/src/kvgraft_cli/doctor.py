@@ -133,7 +133,7 @@ def _print(report: dict[str, Rows]) -> None:
     for part, rows in report.items():
         for position, (name, value) in enumerate(rows.items()):
             last = position == len(rows) - 1
-            told = "no limit" if value is None else f"{value:,}" if type(value) is int else value
-            table.add_row("" if position else part, name, Text(told), end_section=last)
+            shown = "no limit" if value is None else f"{value:,}" if type(value) is int else value
+            table.add_row("" if position else part, name, Text(shown), end_section=last)
     console.widen(table)
     console.print(table)
