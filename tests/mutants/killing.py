@@ -46,6 +46,9 @@ ODD = {
 }
 """Correct components of further kinds that a defect in the core may need to show."""
 
+SETTINGS = {"shared": "share", "drawn": "drawn", "stored": "stored"}
+"""Settings of a core's caches, by the word for each among the kinds of a mutant."""
+
 
 class Kill(NamedTuple):
     """The check that found a defect.
@@ -96,7 +99,8 @@ def find_in_core(mutant: CoreMutant) -> Kill | None:
     kinds += [
         load_plugin(kind, ODD[kind].implementation(kind)) for kind in mutant.kinds if kind in ODD
     ]
-    setup = replace(setup_for(kinds), shared="share" in mutant.kinds, drawn="drawn" in mutant.kinds)
+    asked = {name: kind in mutant.kinds for name, kind in SETTINGS.items()}
+    setup = replace(setup_for(kinds), **asked)
     machine = machine_for(setup)
     chosen = settings(derandomize=True, max_examples=mutant.examples, stateful_step_count=STEPS)
     with pytest.MonkeyPatch.context() as patch:

@@ -13,6 +13,7 @@ from . import cores_of_newer_parts as _newer  # noqa: F401 - fills CORES
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from . import cores_of_sharing as _sharing  # noqa: F401 - fills CORES
+from . import cores_of_storing as _storing  # noqa: F401 - fills CORES
 from .by_tests import HEADING, TABLE
 from .components import MUTANTS, ComponentMutant
 from .components_held_out import COMPONENTS_HELD_OUT

@@ -45,6 +45,9 @@ class Deliveries:
     def __len__(self) -> int:
         return len(self._kept)
 
+    def __contains__(self, prefetch: Prefetch) -> bool:
+        return prefetch in self._kept
+
     def keep(self, prefetch: Prefetch, boundary: int) -> None:
         """Pin the data that a request needs on HOST at a boundary, in pages, and nothing more.
 

@@ -45,6 +45,7 @@ from kvgraft_testing.machine.watching import Watching
 
 if TYPE_CHECKING:
     from kvgraft_testing.machine.pins import Pinning
+    from kvgraft_testing.machine.prefetches import Prefetches
 
 __all__ = ["Bench"]
 
@@ -58,6 +59,9 @@ MOVES = frozenset({"poll", "move device memory", "move host memory"})
 
 READS_CLOCK = frozenset({"begin", "finish", "poll"})
 """Operations in which the cache reads its clock, for times to live."""
+
+PREFETCHES = frozenset({"prefetch", "cancel prefetch"})
+"""Operations in which data may come to HOST from a store."""
 
 GOES_ON = frozenset({"allocate", "computed"})
 """Operations of a request that runs on and leaves something behind (I9)."""
@@ -74,6 +78,7 @@ class Bench:
     Attributes:
         live: running requests, oldest first.
         pins: the pinned prefixes.
+        prefetches: those from the store behind HOST; None without one.
         seen: the cache after the last call.
         calls: the hook calls of the last call.
         n_calls: calls so far, which are seconds of the cache's clock.
@@ -122,6 +127,7 @@ class Bench:
         self.publishing = Publishing(self)
         self.live: list[Live] = []
         self.pins: Pinning | None = None
+        self.prefetches: Prefetches | None = None
         self.calls: list[HookCall] = []
         self.counts: Counter[str] = Counter()
         self.write_back = sizes.policy is WritePolicy.WRITE_BACK
@@ -241,7 +247,6 @@ class Bench:
             Stopped: it failed, under a rule that is ignored.
         """
         before = self.seen
-        pressure = pressure if pressure is not None else Pressure()
         self.n_calls += 1
         self.recency.settle(*by or (None, None))
         if name in READS_CLOCK:
@@ -251,12 +256,14 @@ class Bench:
         self._check_order()
         self.waited_in_vain = self.engine.time_outs > waited
         doubles = self.write_back and not self.setup.tenants
-        pressure = replace(pressure, delayed=self.waited_in_vain, doubles=doubles)
+        pressure = replace(pressure or Pressure(), delayed=self.waited_in_vain, doubles=doubles)
         self.counts[name] += 1
         self.payloads.poison()
         after = self.seen = observe(self.cache, self.model)
         if uses is not None:
             inserted = uses(result) or inserted
+        if self.prefetches is not None:
+            pressure = self.prefetches.went_on(name, pressure, before)
         evicts = bool(pressure.device) and self.write_back
         copies_ahead = name == "poll" and doubles
         if evicts or copies_ahead:
@@ -265,6 +272,7 @@ class Bench:
         self._check_defined(after)
         if copies_ahead:
             failed = self.engine.failed or self.misread or any(call.error for call in self.calls)
+            failed = failed or self.setup.stored
             entered = self.reserving.check_filled(before, after, failed=bool(failed))
             self.counts["copied ahead"] += entered
         self.reserving.note(before, after)
@@ -273,7 +281,7 @@ class Bench:
             inserted=inserted if inserted is not None and result is not False else {},
             remade=_may_evict(pressure, before),
             loads_may_end=acknowledges,
-            backups_may_end=acknowledges or evicts,
+            backups_may_end=acknowledges or evicts or name in PREFETCHES,
             goes_on=name in GOES_ON,
         )
         if self.cache.arenas is None or name not in MOVES:
@@ -285,9 +293,7 @@ class Bench:
         gains.check(self.judge, before, after)
         check_hits(self.judge, before, after)
         check_closure(self.judge, self.model, after, host_closed=not self.write_back)
-        check_promises(self.judge, self.model, after, self.live)
-        if self.pins is not None:
-            self.pins.check(after)
+        self._check_held(name, before, after)
         check_accounts(self.judge, self.model, after, self.live, self.names, self.budgeted)
         self._check_deliveries(before, after)
         check_flights(self.judge, self.payloads, self.engine, after)
@@ -297,6 +303,14 @@ class Bench:
             for (part, tier), pages in after.left_over().items():
                 self.judge.fail("T3", part, f"{name} leaves cleared data on {tier}: {pages}")
         return result
+
+    def _check_held(self, name: str, before: Snapshot, after: Snapshot) -> None:
+        """Data that requests, prefetches and pins rely on is there."""
+        check_promises(self.judge, self.model, after, self.live)
+        if self.prefetches is not None:
+            self.prefetches.check(name, before, after)
+        if self.pins is not None:
+            self.pins.check(after)
 
     def _check_defined(self, after: Snapshot) -> None:
         """Tenants' rights, and priorities and times to live, are as they are defined."""

@@ -8,7 +8,7 @@ compared with the allowed ones.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from kvgraft.admission import Decision, Outcome
 from kvgraft.config import WritePolicy
@@ -30,12 +30,13 @@ from kvgraft_testing.machine.legality import Pressure
 from kvgraft_testing.machine.live import Live
 from kvgraft_testing.machine.observing import Snapshot
 from kvgraft_testing.machine.pins import Pinning
+from kvgraft_testing.machine.prefetches import Fetched, Prefetches
 from kvgraft_testing.machine.resuming import Progress
 from kvgraft_testing.machine.rooms import Rooms
 from kvgraft_testing.machine.setups import Setup
 from kvgraft_testing.machine.sharing import Sharing
 from kvgraft_testing.machine.sizes import Sizes
-from kvgraft_testing.machine.steps import Steps
+from kvgraft_testing.machine.steps import Form, Steps
 from kvgraft_testing.machine.trace import demanded, shown
 from kvgraft_testing.machine.waiting_line import WaitingLine
 
@@ -67,6 +68,7 @@ class Harness:
         self.live = self.bench.live
         self.rooms = Rooms(self.bench)
         self.pins = self.bench.pins = Pinning(self.bench)
+        self.prefetches = self.bench.prefetches = Prefetches(self.bench, self.rooms.poll)
         self.leases = Leases(self.bench)
         self.steps = Steps(self.bench)
         self.donations = Donations(self.bench)
@@ -101,7 +103,7 @@ class Harness:
 
     # -- the life of a request
 
-    def begin(
+    def begin(  # noqa: PLR0913, PLR0917 - as an engine gives them
         self,
         namespace: object,
         tokens: tuple[int, ...],
@@ -110,6 +112,7 @@ class Harness:
         mark: int = 0,
         max_deferrals: int = 0,
         fork_of: Live | None = None,
+        fetched: Fetched | None = None,
     ) -> Live:
         """Match and pin; everything a match promises is checked."""
         bench = self.bench
@@ -120,7 +123,10 @@ class Harness:
             f"begin {name} with {shown(tokens)}{where}, reserve {reserve}, "
             f"chunk {'all' if chunk is None else chunk}{f', resume at {mark}' if mark else ''}"
             f"{f', max_deferrals {max_deferrals}' if max_deferrals else ''}"
+            f"{f', prefetched by {fetched.name}' if fetched is not None else ''}"
         )
+        if fetched is not None:
+            self.prefetches.fetched.remove(fetched)
         known = self._begun % 2 == 1
         hint = HINTS[self._begun % len(HINTS)]
         key = self._keys.known(namespace, tokens) if known else TokenKey(tokens, namespace)
@@ -148,6 +154,7 @@ class Harness:
                 max_deferrals=max_deferrals,
                 priority=priority,
                 ttl_s=ttl_s,
+                prefetch=None if fetched is None else fetched.prefetch,
             )
 
         request = bench.act(
@@ -163,6 +170,8 @@ class Harness:
         live.steps = self._begun // 2 % 2 == 1
         live.leased(self.model.page_size)
         self._tell_lease(live)
+        if fetched is not None:
+            self.prefetches.taken(fetched, request)
         self.leases.check(live, before, limit, bench.calls)
         if told is not None:  # after the match itself: where that is wrong it is M1
             self.leases.check_explanation(sequence, before, limit, told)
@@ -435,21 +444,30 @@ class Harness:
             if live.steps:
                 self.misuse(live)
 
-    def step_together(self, token: int) -> bool:
-        """All decoding requests that can step at once and have slots left do; whether any did."""
+    def step_together(self, tokens: Sequence[int], width: int = 1, accepted: int = 1) -> bool:
+        """All decoding requests that can step at once and have slots left do; whether any did.
+
+        A step has `width` tokens of each request, as far as that is no more than a page, of which
+        `accepted` are kept.
+        """
+        width = min(width, self.model.page_size)
+        form = Form(width, min(accepted, width))
         lives: list[Live] = []
+        n_steps = len(tokens)
         for live in self.live:
             runs = live.admitted and live.loaded and not live.waiting and not live.standing
-            if not runs or not live.prompt <= live.computed < live.prompt + live.reserve:
+            if not runs or not live.prompt <= live.computed == len(live.tuple):
                 continue
-            if all(self._apart(live, other) for other in lives):
+            n_own = form.n_steps(live.prompt + live.reserve - live.computed)
+            if n_own and all(self._apart(live, other) for other in lives):
                 lives.append(live)
+                n_steps = min(n_steps, n_own)
         if len(lives) < 2:
             return False
-        self.bench.trace.call(f"a step of {', '.join(live.name for live in lives)} with {token}")
-        for live in lives:
-            self._extend(live, token)
-        self.steps.together(lives)
+        tokens = tokens[:n_steps]
+        names = ", ".join(live.name for live in lives)
+        self.bench.trace.call(f"{n_steps} steps of {names}: {shown(tuple(tokens))}, {form}")
+        self.steps.together(lives, tokens, form)
         return True
 
     def _apart(self, live: Live, other: Live) -> bool:
@@ -492,12 +510,18 @@ class Harness:
         bench.trace.call("clear" if everything else f"clear namespace {namespace!r}")
         n_pins = self.pins.cleared(gone)
         bench.clear(gone)
+        fetched = self.prefetches.cleared(gone)
         before = bench.seen
         told = bench.act("clear", lambda: self.cache.clear(namespace))
         bench.trace.outcome(f"{told.device} freed on DEVICE, {told.held_device} held")
+        self.prefetches.check_ended(fetched)
         requests = sum(live.namespace in gone.values() for live in self.live)
+        # A root that nothing but a prefetch held went with that.
+        unsure = {gone[each.sequence[0]] for each in fetched}
+        unsure -= {page[0] for page in before.known()} | {live.namespace for live in self.live}
         self.judge.expect(
-            (told.namespaces, told.requests, told.pins) == (len(gone), requests, n_pins),
+            (told.requests, told.pins) == (requests, n_pins)
+            and len(gone) - len(unsure) <= told.namespaces <= len(gone),
             "M1",
             None,
             lambda: f"{told} of {len(gone)} namespaces, {requests} requests and {n_pins} pins",
@@ -544,6 +568,7 @@ class Harness:
                 drains.
         """
         self.pins.unpin_all()
+        self.prefetches.end_all()
         for live in list(self.live):
             if live is waiting:
                 continue

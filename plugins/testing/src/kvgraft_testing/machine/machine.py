@@ -10,6 +10,7 @@ from hypothesis.stateful import initialize, precondition, rule
 
 from kvgraft.config import LoadModel, WritePolicy
 from kvgraft.types import Tier
+from kvgraft_testing.machine.brute_force import Prefix
 from kvgraft_testing.machine.engines import Wait
 from kvgraft_testing.machine.examples import Impossible, picked, unless_over
 from kvgraft_testing.machine.fitting import fitting_sizes, opens
@@ -28,6 +29,7 @@ from kvgraft_testing.machine.picking import (
 from kvgraft_testing.machine.scenes import Scenes
 from kvgraft_testing.machine.setups import Setup, drawn_setups
 from kvgraft_testing.machine.sizes import Sizes
+from kvgraft_testing.machine.stores import Answer
 
 __all__ = ["CacheMachine", "machine_for"]
 
@@ -223,15 +225,16 @@ class CacheMachine(Scenes):
                 return
 
     @has("decoding")
-    @rule(tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=3))
+    @rule(
+        tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=3),
+        width=st.sampled_from((1, 1, 2, 4)),
+        accepted=st.integers(1, 4),
+    )
     @unless_over
-    def step_together(self, tokens: list[int]) -> None:
-        """All that decode take tokens in one step."""
-        first, *others = tokens
-        if not self.harness.step_together(first):
+    def step_together(self, tokens: list[int], width: int, accepted: int) -> None:
+        """All that decode take tokens in one step, or in some; drafts may be rejected."""
+        if not self.harness.step_together(tokens, width, accepted):
             raise Impossible
-        for token in others:
-            self.harness.step_together(token)
 
     @has("admitted")
     @rule(index=picks)
@@ -308,6 +311,53 @@ class CacheMachine(Scenes):
     def expect_waits(self, outcomes: tuple[Wait, ...]) -> None:
         """The next copies that are waited for may fail, or take too long."""
         self.harness.rooms.expect_waits(outcomes)
+
+    # -- a store
+
+    @precondition(lambda self: not self.over and self.harness.prefetches.may_start)
+    @rule(stem=st.sampled_from(STEMS), length=st.integers(1, 24), index=picks, on=st.booleans())
+    @unless_over
+    def prefetch(self, stem: tuple[int, ...], length: int, index: int, on: bool) -> None:  # noqa: FBT001
+        """A request waits in a queue; its data is fetched from the store meanwhile."""
+        sequence: Prefix = (None, self._grown(stem[:length]))
+        if on and self.harness.ended:
+            namespace, tokens = picked(self.harness.ended, index)
+            sequence = (namespace, (*tokens, 1))
+        self.harness.prefetches.start(sequence)
+
+    @precondition(lambda self: not self.over and self.harness.prefetches.pending)
+    @rule(index=picks, answer=st.sampled_from((*(Answer.RUNS,) * 4, *Answer)))
+    @unless_over
+    def store_answers(self, index: int, answer: Answer) -> None:
+        pending = self.harness.prefetches.pending
+        self.harness.prefetches.answer(picked(range(pending), index), answer)
+        self.harness.rooms.poll()
+
+    @precondition(lambda self: not self.over and self.harness.prefetches.tier is not None)
+    @rule(settles=st.booleans())
+    @unless_over
+    def go_on_storing(self, settles: bool) -> None:  # noqa: FBT001
+        if settles:
+            self.harness.prefetches.settle()
+        self.harness.rooms.poll()
+
+    @has_place()
+    @precondition(lambda self: self.harness.prefetches.fetched)
+    @rule(index=picks, tail=tails, along=st.integers(0, 3), gives_up=st.booleans())
+    @unless_over
+    def begin_fetched(
+        self,
+        index: int,
+        tail: tuple[int, ...],
+        along: int,
+        gives_up: bool,  # noqa: FBT001 - drawn by name
+    ) -> None:
+        """The request of a prefetch begins, or is given up; one under way is given up."""
+        fetched = picked(self.harness.prefetches.fetched, index)
+        if gives_up or not fetched.prefetch.ended:
+            self.harness.prefetches.cancel(fetched)
+            return
+        self._along(self._begin_fetched(fetched, tail), along)
 
     # -- room
 

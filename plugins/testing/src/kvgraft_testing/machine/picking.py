@@ -12,6 +12,7 @@ from kvgraft.admission import Outcome
 from kvgraft.config import WritePolicy
 from kvgraft_testing.machine.examples import Example, Impossible, picked
 from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.prefetches import Fetched
 
 __all__ = [
     "LONGEST",
@@ -30,6 +31,7 @@ __all__ = [
 
 MOST_REQUESTS = 5
 MOST_SCENES = 4
+MOST_FETCHES = 3
 LONGEST = 40
 """A conversation longer than this many stem tokens starts over."""
 
@@ -79,7 +81,7 @@ class Picking(Example):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scenes = 0
+        self.scenes = self.fetches = 0
 
     def _requests(self, stage: str) -> list[Live]:
         live = self.harness.live
@@ -99,6 +101,11 @@ class Picking(Example):
         assert stage == "any"
         return live
 
+    @property
+    def _fetches_again(self) -> bool:
+        """Whether a sequence may leave all tiers and be fetched, beside the other scenes."""
+        return self.harness.prefetches.may_start and self.fetches < MOST_FETCHES
+
     def _pick(self, stage: str, index: int) -> Live:
         return picked(self._requests(stage), index)
 
@@ -114,6 +121,10 @@ class Picking(Example):
         if len(self.harness.live) >= MOST_REQUESTS:
             raise Impossible
         return self.harness.begin(namespace, tokens or (1,), reserve, chunk, mark, max_deferrals)
+
+    def _begin_fetched(self, fetched: Fetched, tail: tuple[int, ...]) -> Live:
+        namespace, tokens = fetched.sequence
+        return self.harness.begin(namespace, (*tokens, *tail), 0, None, fetched=fetched)
 
     def _grown(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
         """A stem's tokens, each repeated where pages are large, so that it fills some."""

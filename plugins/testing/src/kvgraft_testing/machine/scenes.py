@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import precondition, rule
 
 from kvgraft.types import Namespaces
 from kvgraft_testing.machine.examples import Impossible, picked, unless_over
@@ -21,11 +21,18 @@ from kvgraft_testing.machine.picking import (
     picks,
     tails,
 )
+from kvgraft_testing.machine.stores import Answer
 
 __all__ = ["Scenes"]
 
 TURNS = ("prefill", "prefill", "decode", "decode", "decode", "checkpoint", "checkpoint", "finish")
 """Calls about one of two twins."""
+
+MOST_POLLS = 6
+"""Polls after which a prefetch has asked the store something more."""
+
+BETWEEN = ("checkpoint", "checkpoint", "finish", "abort", "squeeze", "step_all")
+"""Calls between two steps of several requests."""
 
 
 class Scenes(Picking):
@@ -229,6 +236,47 @@ class Scenes(Picking):
             elif live.computed < live.prompt + live.reserve:
                 harness.decode(live, 1)
 
+    @has_scene()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        length=st.integers(0, 6),
+        n_requests=st.integers(2, 3),
+        rounds=st.lists(
+            st.tuples(st.integers(1, 5), st.sampled_from(BETWEEN)), min_size=1, max_size=4
+        ).map(tuple),
+        form=st.sampled_from(((1, 1),) * 3 + ((2, 2), (2, 1), (4, 3))),
+    )
+    @unless_over
+    def decode_together(
+        self,
+        stem: tuple[int, ...],
+        length: int,
+        n_requests: int,
+        rounds: tuple[tuple[int, str], ...],
+        form: tuple[int, int],
+    ) -> None:
+        """Requests behind one prompt decode in steps; between two one does something else."""
+        self.scenes += 1
+        harness, size = self.harness, self.harness.model.page_size
+        self._make_place(n_requests)
+        prompt = self._grown(stem[:length])
+        lives = []
+        for _ in range(n_requests):
+            live = self._begin(None, (*prompt, *harness.unseen(1)), 2 * size + 3, None)
+            live.steps = True
+            self._along(live, 2)
+            harness.rooms.step_all()
+            if live.admitted and not live.waiting:
+                harness.prefill_all(live)
+            lives.append(live)
+        for n_tokens, between in rounds:
+            harness.step_together((1, 2, 1, 2, 1)[:n_tokens], *form)
+            live = lives[n_tokens % n_requests]
+            if between in {"squeeze", "step_all"}:
+                getattr(harness.rooms, between)()
+            elif live in self._requests("decoding"):
+                getattr(harness, between)(live)
+
     @has_scene(of_ended=True)
     @rule(index=picks, shared=st.booleans())
     @unless_over
@@ -378,6 +426,55 @@ class Scenes(Picking):
         live = self._begin(namespace, (*tokens, 1), 0, None)
         self.harness.clear(namespace if alone else Namespaces.ALL)
         self._along(live, 3)
+
+    @precondition(lambda self: not self.over and self.harness.ended and self._fetches_again)
+    @rule(
+        index=picks,
+        length=st.integers(1, 24),
+        answers=st.lists(st.sampled_from((Answer.RUNS, *Answer)), max_size=5).map(tuple),
+        calm=st.booleans(),
+        ends=st.sampled_from(("", "", "clear", "cancel")),
+    )
+    @unless_over
+    def fetch_again(
+        self,
+        index: int,
+        length: int,
+        answers: tuple[Answer, ...],
+        calm: bool,  # noqa: FBT001 - drawn by name
+        ends: str,
+    ) -> None:
+        """A sequence leaves DEVICE and HOST, and comes back from the store (S3, S4)."""
+        self.fetches += 1
+        harness, fetches, size = self.harness, self.harness.prefetches, self.harness.model.page_size
+        self._make_place(1)
+        namespace, tokens = picked(harness.ended, index)
+        tokens = (tokens + harness.unseen(length))[: harness.bench.sizes.device // 3 * size]
+        sequence = (namespace, (*tokens, 1))
+        self._compute(namespace, tokens)
+        fetches.settle()
+        self._leave_on_host(namespace, tokens)
+        fetches.settle()
+        boundary = fetches.stored(sequence)
+        harness.rooms.clear_host()
+        fetches.settle()
+        fetched = fetches.start(sequence)
+        for answer in () if calm else answers:
+            for _ in range(MOST_POLLS):
+                if not fetches.pending:
+                    harness.rooms.poll()
+            if fetches.pending:
+                fetches.answer(0, answer)
+                harness.rooms.poll()
+        if ends == "clear" and not calm:
+            harness.clear(namespace)
+        elif ends == "cancel" and not calm:
+            fetches.cancel(fetched)
+        fetches.settle()
+        if calm:
+            fetches.check_complete(fetched, boundary)
+        if fetched in fetches.fetched and fetched.prefetch.ended:
+            self._along(self._begin_fetched(fetched, (1,)), 3)
 
     @has_place()
     @has_scene(of_ended=True)

@@ -8,7 +8,14 @@ from typing import Any
 
 from kvgraft.assembly import parts_of, planned_nbytes
 from kvgraft.cache import Cache
-from kvgraft.config import CacheConfig, TenantSettings
+from kvgraft.config import (
+    CacheConfig,
+    PrefetchPolicy,
+    StorageSettings,
+    StorePolicy,
+    TenantSettings,
+    WritePolicy,
+)
 from kvgraft.devices import SIMULATED
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.transfers import TransferEngine
@@ -23,6 +30,7 @@ from kvgraft_testing.machine.engines import PromptedTransferEngine
 from kvgraft_testing.machine.hooks import Hooks
 from kvgraft_testing.machine.keeping import BY_AGE, BY_PRIORITY, BY_TERM, Keeping
 from kvgraft_testing.machine.sizes import Options, Sizes
+from kvgraft_testing.machine.stores import PartsWithStore
 from kvgraft_testing.machine.streams import PromptedStreamEngine
 
 __all__ = ["Setup", "drawn_setups", "engine_for", "open_cache", "setup_for", "setups_for"]
@@ -43,8 +51,9 @@ class Setup:
         device: the name of the caches' device: `"cpu"`, `"simulated"`, or one that torch has.
         sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
             usual, more than such a tree has.
+        stored: whether there is a store behind HOST, whose calls end when they are told to.
         drawn: whether each example draws what this leaves as it is: tenants, a shared budget,
-            priorities and times to live (`drawn_setups`).
+            priorities and times to live, a store (`drawn_setups`).
     """
 
     name: str
@@ -56,6 +65,7 @@ class Setup:
     tenants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     device: str = "cpu"
     sweep_steps: int | None = None
+    stored: bool = False
     drawn: bool = False
 
 
@@ -80,6 +90,8 @@ DRAWN: tuple[Mapping[str, Any], ...] = (
     {"keeping": BY_PRIORITY, "sweep_steps": 3},
     {"tenants": LIMITED, "keeping": BY_TERM},
     {"shared": True, "keeping": BY_PRIORITY},
+    {"stored": True},
+    {"stored": True, "tenants": TENANTS},
 )
 """Settings that examples draw beside the components."""
 
@@ -157,6 +169,15 @@ def engine_for(device: str) -> PromptedTransferEngine:
 PIN_SHARE = 0.5
 """Of pools of some ten pages."""
 
+STORED = {
+    WritePolicy.WRITE_THROUGH: StorePolicy.WRITE_THROUGH,
+    WritePolicy.WRITE_THROUGH_SELECTIVE: StorePolicy.SECOND_TOUCH,
+    WritePolicy.WRITE_BACK: StorePolicy.HOST_EVICTION,
+}
+
+QUEUE_TIMEOUT_S = 60.0
+"""Calls of the machine for which data that came is kept for its request."""
+
 
 def open_cache(
     setup: Setup,
@@ -195,16 +216,32 @@ def open_cache(
         device=setup.device,
         tenants={name: TenantSettings.model_validate(each) for name, each in setup.tenants.items()},
     )
+    if setup.stored:
+        config = config.model_copy(update={"storage": storage_settings(sizes)})
     plugins = list(setup.plugins.values())
     if setup.shared:
         config = _sharing(config, plugins)
     if hooks is not None:
         plugins = [hooks.watch(plugin) for plugin in plugins]
-    parts = parts_of(config)
+    parts = PartsWithStore(config) if setup.stored else parts_of(config)
+    if clock is not None:
+        parts.clock = clock
     parts.policy = setup.keeping.make()
     if isinstance(engine, PromptedTransferEngine) and engine.runtime is not None:
         parts.runtime = engine.runtime
     return Cache(config, plugins=plugins, transfers=engine, parts=parts, clock=clock)
+
+
+def storage_settings(sizes: Sizes) -> StorageSettings:
+    """A store gets all data at once, that used twice, or that leaves HOST, as HOST gets it."""
+    return StorageSettings(
+        model="the machine's",
+        weights="none",
+        store=STORED[sizes.policy],
+        prefetch=PrefetchPolicy.WAIT_COMPLETE,
+        threshold_tokens=sizes.page_size,
+        queue_timeout_s=QUEUE_TIMEOUT_S,
+    )
 
 
 def _sharing(config: CacheConfig, plugins: Sequence[Plugin]) -> CacheConfig:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from kvgraft.requests.stepping import Step
 from kvgraft_testing.machine.bench import Bench
@@ -16,9 +18,29 @@ from kvgraft_testing.machine.predicting import Adopted
 from kvgraft_testing.machine.publishing import Tables
 from kvgraft_testing.machine.trace import demanded
 
-__all__ = ["Steps"]
+__all__ = ["Form", "Steps"]
 
 Pages = dict[Prefix, tuple[int, ...]]
+
+
+class Form(NamedTuple):
+    """Tokens that a step gives each request slots for, and how many of them are kept.
+
+    A step begins at most one page: the model's evictions do not follow pages that are left behind
+    one after the other in one call.
+    """
+
+    width: int = 1
+    accepted: int = 1
+
+    @property
+    def has_drafts(self) -> bool:
+        """Whether some are rejected."""
+        return self.accepted < self.width
+
+    def n_steps(self, n_tokens: int) -> int:
+        """Steps for which so many tokens' slots do."""
+        return max(0, n_tokens - (self.width - self.accepted)) // self.accepted
 
 
 class Steps:
@@ -56,18 +78,36 @@ class Steps:
         self._write(live, live.computed + n_tokens)
         self._computed(live, n_tokens, self.bench.fence if fenced else None)
 
-    def together(self, lives: list[Live]) -> None:
-        """One step gives all of some decoding requests slots for a token, as they are promised.
+    def together(self, lives: list[Live], tokens: Sequence[int], form: Form) -> None:
+        """One step after the other gives some decoding requests slots for tokens, as promised.
 
-        They have no pages in common but those of the tree, and are of one namespace.
+        Each but the first notes the tokens of the one before, and takes the next ones' slots. The
+        requests have no pages in common but those of the tree, and are of one namespace.
         """
+        for at, token in enumerate(tokens):
+            if not self._step(lives, token, form, notes=at > 0):
+                return
+        for live in lives:
+            self._verify(live, tokens[-1], form)
+            self.go_on(live, form.accepted)
+
+    def _step(self, lives: list[Live], token: int, form: Form, *, notes: bool) -> bool:
+        """A step of several; whether all have slots."""
         bench = self.bench
         before, wanted = bench.seen, Counter[str]()
         tables = {live.name: self.publishing.tables(live) for live in lives}
         firsts = {live.name: live.request.allocated for live in lives}
+        lasts = {live.name: (live.computed, live.own.last_point) for live in lives}
         skipped = self.publishing.skipped
         for live in lives:
-            wanted.update(self._wanted(live, 1))
+            if notes:
+                self._verify(live, token, form)
+                self._pass(live, form.accepted)
+            if not form.has_drafts:
+                live.tuple = (*live.tuple, *[token] * form.width)
+                if not notes:
+                    live.request.key.extend([token] * form.width)
+            wanted.update(self._wanted(live, form.width))
         host: dict[str, int | None] = {
             each.name: wanted[each.name] for each in bench.paged if each.home_is_host
         }
@@ -75,14 +115,28 @@ class Steps:
         def opened(step: Step) -> Adopted:
             taken: Adopted = {each.name: {} for each in self.model.components}
             for live in lives:
+                was, last_point = lasts[live.name]
+                if notes and bench.waited_in_vain:
+                    self._skipped(live, was // self.model.page_size, last_point)
                 adopted = self._opened(live, before, tables[live.name], firsts[live.name], skipped)
                 for name, pages in (adopted or {}).items():
                     taken[name].update(pages)
             return taken
 
+        def ask() -> Step:
+            requests, width = [live.request for live in lives], form.width
+            if not notes:
+                return self.cache.step(requests, n_tokens=width, n_computed=0)
+            if form.has_drafts:
+                return self.cache.step(
+                    requests, n_tokens=width, n_computed=form.accepted, fence=bench.fence
+                )
+            given = [[token] * width for _ in requests]
+            return self.cache.step(requests, given, n_tokens=width, fence=bench.fence)
+
         step = bench.act(
             "allocate",
-            lambda: self.cache.step([live.request for live in lives], n_tokens=1, n_computed=0),
+            ask,
             pressure=Pressure(device=wanted, host=host, asks=lives[0].namespace),
             uses=opened,
             by=lives[0].using,
@@ -91,11 +145,27 @@ class Steps:
         if step.refused:
             said = f"a step refused {len(step.refused)} of {len(lives)} requests with slots left"
             self.judge.fail("A7", None, said)
-            return
+            return False
         for at, live in enumerate(lives):
-            self._check_step(live, step, 1, at)
-        for live in lives:
-            self.go_on(live, 1)
+            self._check_step(live, step, form.width, at)
+        return True
+
+    def _verify(self, live: Live, token: int, form: Form) -> None:
+        """Of a pass with drafts the key gets the accepted tokens afterwards."""
+        if form.has_drafts:
+            live.tuple = (*live.tuple, *[token] * form.accepted)
+            live.request.key.extend([token] * form.accepted)
+
+    def _pass(self, live: Live, n_tokens: int) -> None:
+        """The model computes tokens, which the next step notes."""
+        live.started = True
+        self.bench.steps += 1
+        self._read(live)
+        self._write(live, live.computed + n_tokens)
+        live.computed += n_tokens
+        page, rest = divmod(live.computed, self.model.page_size)
+        if self.bench.states:
+            self._stand(live, 0 if rest else page)
 
     def _wanted(self, live: Live, n_tokens: int) -> dict[str, int]:
         """Slots that a request takes for its next tokens, states included."""
