@@ -49,7 +49,7 @@ change(
     "the pins of delivered data are never let go of",
     STORED,
     "T8 L1 L2 T3 L8",
-    Deliveries.let_go,
+    Deliveries.release,
     "release_host_hold(self.tree, delivery.receipt)",
     "pass",
 )

@@ -46,9 +46,6 @@ ODD = {
 }
 """Correct components of further kinds that a defect in the core may need to show."""
 
-SETTINGS = {"shared": "share", "drawn": "drawn", "stored": "stored"}
-"""Settings of a core's caches, by the word for each among the kinds of a mutant."""
-
 
 class Kill(NamedTuple):
     """The check that found a defect.
@@ -99,8 +96,12 @@ def find_in_core(mutant: CoreMutant) -> Kill | None:
     kinds += [
         load_plugin(kind, ODD[kind].implementation(kind)) for kind in mutant.kinds if kind in ODD
     ]
-    asked = {name: kind in mutant.kinds for name, kind in SETTINGS.items()}
-    setup = replace(setup_for(kinds), **asked)
+    setup = replace(
+        setup_for(kinds),
+        shared="share" in mutant.kinds,
+        drawn="drawn" in mutant.kinds,
+        stored="stored" in mutant.kinds,
+    )
     machine = machine_for(setup)
     chosen = settings(derandomize=True, max_examples=mutant.examples, stateful_step_count=STEPS)
     with pytest.MonkeyPatch.context() as patch:
