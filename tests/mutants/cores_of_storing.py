@@ -50,7 +50,7 @@ change(
     STORED,
     "T8 L1 L2 T3 L8",
     Deliveries.release,
-    "release_host_hold(self.tree, delivery.receipt)",
+    "release(self.tree, delivery.receipt)",
     "pass",
 )
 change(
