@@ -16,7 +16,7 @@ from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import END, GRID
 from kvgraft.requests.slots import PageSlots, StateSlots, needed_between
 from kvgraft.transfers import Fence, Journal
-from kvgraft.tree import inserting, pinning
+from kvgraft.tree import inserting, matching, pinning
 from kvgraft.tree.inserting import NO_STATES, Holding, Run
 from kvgraft.tree.keys import TOKEN_BYTES, common_prefix_pages
 from kvgraft.tree.node import Node
@@ -241,7 +241,10 @@ class Publisher:
                 self.share(request, page, locks)
             else:
                 self.insert(request, page)
-        return max(page, request.cached)
+        page = max(page, request.cached)
+        if request.state_components:  # some that it shared before may have been evicted since (G6)
+            page = matching.match(self.tree, request.key, page).anchor
+        return page
 
     def leave_behind(self, request: Request, page: int, ahead: int = 1) -> None:
         """Hand the tree the pages that bounded reaches at boundary `page` no longer cover (I9).
