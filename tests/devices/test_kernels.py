@@ -9,10 +9,12 @@ import json
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 pytestmark = pytest.mark.skipif(
     find_spec("triton") is None, reason="Triton is not installed; `make test-kernels` does it"
@@ -40,6 +42,10 @@ def test_the_kernel_moves_all_bytes_and_none_beside_them(tmp_path: Path) -> None
     run("copies", cache=tmp_path, TRITON_INTERPRET="1")
 
 
+@pytest.mark.skipif(
+    Version(version("triton") if find_spec("triton") else "0") < Version("3.3"),
+    reason="Triton before 3.3 compiles no kernel by itself with these arguments",
+)
 def test_the_kernel_moves_16_bytes_at_once_where_pieces_allow(tmp_path: Path) -> None:
     found = json.loads(run("ptx", "80", "90", cache=tmp_path))
     assert found.keys() == {"80", "90"}
