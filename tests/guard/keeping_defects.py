@@ -14,9 +14,9 @@ from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.tree import eviction, pinning
-from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.component import Candidates, TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.lifetimes import Levels, Lifetimes, Retention
+from kvgraft.tree.lifetimes import Lifetimes, Retention
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
@@ -147,11 +147,8 @@ def an_unpin_that_leaves_its_pins(put: Patch) -> None:
 
 @breaks("T7", "base")
 def an_order_that_forgets_priorities(put: Patch) -> None:
-    def at_one_level(self: Levels, stamp: int, node: Node) -> None:
-        self._orders[0].push(stamp, node)
-
     scene = Scene()
-    put.setattr(Levels, "push", at_one_level)
+    put.setattr(Candidates, "_line", lambda self, node, cell: self._lines[node.tenant][0])
     for first, priority in ((0, 1), (500, 0)):
         request = scene.begin(range(first, first + 16), priority=priority)
         assert scene.cache.admit(request).admitted

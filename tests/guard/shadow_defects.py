@@ -17,6 +17,7 @@ from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.requests.slots import PageSlots
 from kvgraft.serving import Serving
+from kvgraft.tree import component as components
 from kvgraft.tree import explaining, inserting, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
@@ -155,7 +156,7 @@ def leavings_that_go_before_older_ones(put: Patch) -> None:
 
 @breaks("I9", "window")
 def a_victim_that_was_used_before_what_was_left_behind(put: Patch) -> None:
-    put.setattr(TreeComponent, "pop_behind", lambda self: None)
+    put.setattr(components, "LEFT", 1)
     scene = Scene()
     scene.cached(PROMPT)
     scene.cache.evict("window", scene.component("window").device.free + 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from kvgraft.tree.tenants import TenantLedger, TenantOrders
+from kvgraft.tree.component import Candidates
+from kvgraft.tree.tenants import TenantLedger
 
 from ..tenants.engine import PAGE, Player
 from .defect import breaks
@@ -47,12 +48,12 @@ def a_guarantee_that_nobody_minds_on_host(put: Patch) -> None:
 def a_victim_of_the_tenant_that_borrowed_least(put: Patch) -> None:
     player = Player(("full",), TENANTS, host_tokens=0)
 
-    def least(orders: TenantOrders) -> int | None:
-        over = [ledger.over for ledger in orders._ledgers]
+    def least(orders: Candidates) -> int | None:
+        over = [ledger.over for ledger in orders._pool.parts if isinstance(ledger, TenantLedger)]
         some = [each for each in range(len(over)) if over[each] > 0 and orders.waits(each)]
         return min(some, key=over.__getitem__, default=None)
 
-    put.setattr(TenantOrders, "giver", least)
+    put.setattr(Candidates, "giver", least)
     flooded(player, "bbbdcb")
 
 

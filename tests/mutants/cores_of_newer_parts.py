@@ -8,8 +8,9 @@ from typing import Any
 from kvgraft.cache import Cache
 from kvgraft.requests.stepping import Stepper, _take_promised
 from kvgraft.serving import Serving
-from kvgraft.tree.lifetimes import Levels, Lifetimes
-from kvgraft.tree.tenants import TenantLedger, TenantOrders, Tenants
+from kvgraft.tree.component import Candidates
+from kvgraft.tree.lifetimes import Lifetimes
+from kvgraft.tree.tenants import TenantLedger, Tenants
 
 from .cores import CORES, CoreMutant
 from .cores_held_out import edited
@@ -41,7 +42,7 @@ change(
     "data of a guarantee is taken as if it were borrowed",
     DRAWN,
     "K4 K5",
-    TenantOrders.giver,
+    Candidates.giver,
     "if over > 0 or for_tenant is None",
     "if over > -4 or for_tenant is None",
 )
@@ -65,7 +66,7 @@ change(
     "who borrowed least for its weight gives first",
     DRAWN,
     "K5",
-    TenantOrders.giver,
+    Candidates.giver,
     "if found is None or rank > most:",
     "if found is None or rank < most:",
 )
@@ -73,9 +74,9 @@ change(
     "data of a higher priority leaves first",
     DRAWN,
     "T7",
-    Levels.pop,
-    "for level in self._levels:",
-    "for level in reversed(self._levels):",
+    Candidates._next,
+    "level < first",
+    "level > first",
 )
 change(
     "a time to live never ends",
@@ -89,9 +90,9 @@ change(
     "expired data waits for its turn",
     DRAWN,
     "T7 K2",
-    Levels._expire,
-    "heappush(self._expired, (stamp, node))",
-    "pass",
+    Candidates._expire,
+    "by_time[0][0] <= lifetimes.now_s",
+    "by_time[0][0] < 0",
 )
 change(
     "a call leaves the priority of the call before",

@@ -150,20 +150,21 @@ GUARDED_CORES: dict[str, BadCore] = {
     "the youngest of a span goes first": BadCore(
         ("T7", "T12"),
         "policies/recency.py",
-        "            return None\n        return heappop(self._oldest)",
-        "            return None\n        return self._oldest.pop()",
+        "        entry = self._firsts[0], self._nodes[0][0]\n        self._remove(0, 0)\n",
+        "        entry = self._firsts[-1], self._nodes[-1][0]\n"
+        "        self._remove(len(self._firsts) - 1, 0)\n",
     ),
     "a candidate keeps the place it was entered with": BadCore(
         ("T7", "T12"),
         "tree/component.py",
-        "if there and cell.stamp != stamp and not moved:",
-        "if False:",
+        "        cell.stamp = stamp\n        if on_device:",
+        "        cell.stamp = cell.stamp or stamp\n        if on_device:",
     ),
     "a prefix does not count as used with nodes below it": BadCore(
         ("T7", "T12"),
         "tree/eviction.py",
-        "above.stamp = max(above.stamp, below.stamp)\n        if leaf",
-        "if leaf",
+        "if stamp > parent.cells[component.index].stamp:",
+        "if False:",
     ),
     "eviction frees one slot too many": BadCore(
         ("E2",),
@@ -296,18 +297,14 @@ GUARDED_CORES: dict[str, BadCore] = {
     "left behind data counts as used": BadCore(
         ("I9",),
         "tree/inserting.py",
-        "    cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock",
-        "    cell.stamp = tree.clock",
+        "    stamp = tree.clock - LEFT_BEHIND if behind else tree.clock\n    if",
+        "    stamp = tree.clock\n    if",
     ),
     "left behind data goes last": BadCore(
         ("I9", "T7"),
         "tree/component.py",
-        "        node = self.pop_behind() if self.entries[BEHIND] else None\n"
-        "        if node is None and self.entries[CLEAN]:\n"
-        "            node = self._pop_clean()\n"
-        "        return node if node is not None else self.pop_in_order()\n",
-        "        node = self.pop_in_order()\n"
-        "        return node if node is not None else self.pop_behind()\n",
+        "LEFT: Final = EXPIRED - 1\n",
+        "LEFT: Final = 1 << 16\n",
     ),
     "the clean reserve is not copied": BadCore(
         ("E4",),
@@ -324,23 +321,20 @@ GUARDED_CORES: dict[str, BadCore] = {
     "the clean reserve takes all but the next": BadCore(
         ("T7",),
         "requests/backup.py",
-        "while (node := component.pop_in_order()) is not None:",
-        "while component.pop_in_order() and (node := component.pop_in_order()) is not None:",
+        "victim = eviction.next_victim(self.tree, component, in_order)",
+        "victim = eviction.next_victim(self.tree, component, lambda: in_order() and in_order())",
     ),
     "used data stays in the clean reserve": BadCore(
         ("T7",),
         "tree/component.py",
-        "            elif cell.stamp == stamp:\n",
-        "            elif cell.stamp >= stamp:\n",
+        "            if node.cells[self.index].stamp == stamp:\n",
+        "            if node.cells[self.index].stamp >= stamp:\n",
     ),
     "the clean reserve goes last": BadCore(
         ("T7",),
         "tree/component.py",
-        "        if node is None and self.entries[CLEAN]:\n"
-        "            node = self._pop_clean()\n"
-        "        return node if node is not None else self.pop_in_order()\n",
-        "        node = node if node is not None else self.pop_in_order()\n"
-        "        return node if node is not None else self._pop_clean()\n",
+        "        if self.clean and self.device_queue.next_level() != LEFT:\n",
+        "        if self.clean and self.device_queue.next_level() is None:\n",
     ),
     "HOST that is full admits nothing": BadCore(
         ("E4",),
@@ -616,7 +610,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "the tenant that borrowed least gives up data": BadCore(
         ("K5", "K4", "E6"),
-        "tree/tenants.py",
+        "tree/component.py",
         "if found is None or rank > most:",
         "if found is None or rank < most:",
     ),
@@ -628,9 +622,9 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a priority that comes later leaves first": BadCore(
         ("T7",),
-        "tree/lifetimes.py",
-        "insort(self._levels, level)",
-        "self._levels.insert(0, level)",
+        "tree/component.py",
+        "(first is None or level < first):",
+        "(first is None or level != LEFT):",
     ),
     "no time passes between two polls": BadCore(
         ("T7",),
@@ -669,8 +663,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "data that comes back keeps its last use": BadCore(
         ("T7", "I9", "T12", "I10"),
         "tree/inserting.py",
-        ("cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock\n    component.devices"),
-        ("cell.stamp = tree.clock - LEFT_BEHIND if behind else cell.stamp\n    component.devices"),
+        "    stamp = tree.clock - LEFT_BEHIND if behind else tree.clock\n    if",
+        "    stamp = tree.clock - LEFT_BEHIND if behind else cell.stamp\n    if",
     ),
     "a sliding window keeps its pins on HOST": BadCore(
         ("L1", "T8", "L6", "T6"),
@@ -820,8 +814,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a victim at home on HOST leaves its DEVICE data": BadCore(
         ("E5", "T4", "T5", "E3", "M1", "T8"),
         "tree/eviction.py",
-        ("            _lose_home(tree, node, other, cause)\n    if parent"),
-        ("            pass\n    if parent"),
+        "            _lose_home(tree, node, other, cause)\n",
+        "            pass\n",
     ),
     "a waiting request's prefetched data is never given way": BadCore(
         ("A8", "S3", "A13"),

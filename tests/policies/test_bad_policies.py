@@ -45,16 +45,19 @@ class Forgetful(RecencyQueue):
             super().push(stamp, node)
 
 
-class ForgetfulOnKeep(RecencyQueue):
-    def keep(self, wanted: Callable[[Any], object]) -> None:
-        super().keep(lambda node: node % 7 and wanted(node))
+class Withdrawing(RecencyQueue):
+    """Drops the next victim as well."""
+
+    def withdraw(self, stamp: int, node: Any) -> None:
+        super().withdraw(stamp, node)
+        super().pop()
 
 
 class Hoarding(RecencyQueue):
     """Drops nothing."""
 
-    def keep(self, wanted: Callable[[Any], object]) -> None:
-        del wanted
+    def withdraw(self, stamp: int, node: Any) -> None:
+        pass
 
 
 class Miscounting(RecencyQueue):
@@ -176,7 +179,7 @@ class Latest(RecencyQueue):
         entries = sorted(self)
         if not entries:
             return None
-        self.keep(lambda node: node != entries[-1][1])
+        self.withdraw(*entries[-1])
         return entries[-1]
 
     def score(self, stamp: int) -> float | None:
@@ -217,8 +220,8 @@ class ListOrder:
         self.entries.remove(first)
         return first
 
-    def keep(self, wanted: Callable[[Any], object]) -> None:
-        self.entries = [entry for entry in self.entries if wanted(entry[1])]
+    def withdraw(self, stamp: int, node: Any) -> None:
+        self.entries.remove((stamp, node))
 
     def score(self, stamp: int) -> float | None:
         return stamp
@@ -239,7 +242,7 @@ class Looping(ListOrder):
             if found is None or int(stamp) < found[0]:
                 found = int(stamp), node
         if found is not None:
-            self.keep(lambda node: node is not found[1])
+            self.entries = [entry for entry in self.entries if entry[1] is not found[1]]
         return found
 
 
@@ -247,10 +250,10 @@ class Looping(ListOrder):
     ("order", "rule"),
     [
         (Forgetful, "K2"),
-        (ForgetfulOnKeep, "K2.*after `keep`"),
-        (Hoarding, "K2.*after `keep`"),
+        (Withdrawing, "K2.*after `withdraw`"),
+        (Hoarding, "K2.*after `withdraw`"),
         (Miscounting, "K2"),
-        (Doubling, "K2.*that is not entered"),
+        (Doubling, "K2.*(that is not entered|after `withdraw`)"),
         (Restamping, "K2.*not its own"),
         (Reluctant, "K2.*an order of 1 candidates gives none"),
         (Inventive, "K1.*gives a victim"),

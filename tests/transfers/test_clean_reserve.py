@@ -124,24 +124,6 @@ def test_data_that_is_next_meanwhile_goes_before_what_is_above_the_reserve(why: 
         assert pages_on(cache, turns, "full", Tier.HOST) == [6, 7]
 
 
-def test_data_above_that_has_a_place_of_its_own_in_the_order_is_not_copied_ahead() -> None:
-    with opened() as cache:
-        server = Server(cache)
-        server.serve(prompt(0, n_pages=4))
-        request = server.begin([*prompt(0, n_pages=4), *prompt(1, n_pages=1)])
-        assert server.admit(request).admitted
-        server.prefill(request)
-        cache.finish(request, priority=-8)
-        for number in range(10, 17):
-            server.serve(prompt(number))
-        server.serve(prompt(17, n_pages=8))
-        cache.poll()
-        cache.drain()
-        assert pages_on(cache, prompt(0, n_pages=4), "full", Tier.HOST) == []
-        fill_reserve(cache)
-        cache.check_integrity()
-
-
 @pytest.mark.parametrize("name", ["full", "full+swa+mamba"])
 def test_a_deferred_request_waits_for_the_copies_of_one_step_alone(name: str) -> None:
     """An engine that polls in every step and asks again, as copies end a step later (A8)."""

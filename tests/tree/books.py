@@ -36,6 +36,13 @@ def open_tree(*names: str, capacity: int = 32, closed_host: bool = True) -> Tree
     )
 
 
+def queued(tree: Tree, inserted: inserting.Inserted) -> Node:
+    """The anchor, once the nodes that gained data are entered as candidates."""
+    for node in inserted.nodes:
+        tree.queue_candidates(node)
+    return inserted.anchor
+
+
 def insert(
     tree: Tree,
     tokens: Iterable[int],
@@ -65,7 +72,7 @@ def insert(
             holdings.append(
                 Holding([_run(component, (behind or {}).get(component.name, 0), end)], {})
             )
-    return inserting.insert(tree, tree.root(namespace), key, end, holdings).anchor
+    return queued(tree, inserting.insert(tree, tree.root(namespace), key, end, holdings))
 
 
 def _run(component: TreeComponent, first: int, end: int) -> Run:

@@ -87,19 +87,19 @@ def miscounted_live_data(tree: Tree, nodes: list[Node]) -> None:
 
 
 def victim_that_is_no_candidate(tree: Tree, nodes: list[Node]) -> None:
-    component = tree.by_name["full"]
-    nodes[-1].cells[component.index].queued &= ~ON_DEVICE
-    component.device_queue.keep(lambda node: node is not nodes[-1])
+    tree.by_name["full"].device_queue.withdraw(nodes[-1])
 
 
 def candidate_entered_twice(tree: Tree, nodes: list[Node]) -> None:
-    queue = tree.by_name["full"].device_queue
-    queue.push(*next(iter(queue)))
+    component = tree.by_name["full"]
+    nodes[-1].cells[component.index].queued &= ~ON_DEVICE
+    component.device_queue.push(nodes[-1])
 
 
 def flag_without_an_entry(tree: Tree, nodes: list[Node]) -> None:
     component = tree.by_name["full"]
-    component.device_queue.keep(lambda node: node is not nodes[-1])
+    component.device_queue.withdraw(nodes[-1])
+    nodes[-1].cells[component.index].queued |= ON_DEVICE
 
 
 def entry_ahead_of_its_stamp(tree: Tree, nodes: list[Node]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,14 +14,10 @@ calls = st.lists(
         st.tuples(st.just("push"), st.integers(0, 400)),
         st.tuples(st.just("push near the end"), st.integers(0, 3)),
         st.tuples(st.just("pop"), st.just(0)),
-        st.tuples(st.just("keep"), st.integers(2, 4)),
+        st.tuples(st.just("withdraw"), st.integers(0, 400)),
     ),
     max_size=200,
 )
-
-
-def not_a_multiple_of(number: int) -> Callable[[Node], int]:
-    return lambda node: node.ident % number
 
 
 @given(calls)
@@ -38,9 +33,17 @@ def test_the_smallest_stamp_leaves_first(calls: list[tuple[str, int]]) -> None:
             assert (popped is None) == (not model)
             if popped is not None:
                 assert (popped[0], popped[1].ident) == model.pop(0)
-        elif verb == "keep":
-            queue.keep(not_a_multiple_of(number))
-            model = [entry for entry in model if entry[1] % number]
+        elif verb == "withdraw" and nodes:
+            node = nodes[number % len(nodes)]
+            entered = [entry for entry in model if entry[1] == node.ident]
+            if entered:
+                queue.withdraw(entered[0][0], node)
+                model.remove(entered[0])
+            else:
+                with pytest.raises(LookupError, match=f"not entered with stamp {number}"):
+                    queue.withdraw(number, node)
+        elif verb == "withdraw":
+            pass
         else:
             stamp = number if verb == "push" else latest + number
             latest = max(latest, stamp)

@@ -14,7 +14,7 @@ from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft_guard.integrity import check_integrity
 
-from .books import PAGE, back_up, insert, open_tree, path
+from .books import PAGE, back_up, insert, open_tree, path, queued
 
 SEQUENCE = list(range(1, 13))
 
@@ -192,7 +192,8 @@ def test_a_holding_that_covers_part_of_a_tombstone_revives_that_part() -> None:
     assert slots is not None
     assert full is not None
     holdings = [Holding([Run(0, 6, full)], {}), Holding([Run(4, 6, slots)], {})]
-    end = inserting.insert(tree, tree.root(None), TokenKey(SEQUENCE), 6, holdings).anchor
+    found = inserting.insert(tree, tree.root(None), TokenKey(SEQUENCE), 6, holdings)
+    end = queued(tree, found)
     assert end.cells[window.index].device == slots
     assert (end.start, end.end) == (4, 6)
     check_integrity(tree)

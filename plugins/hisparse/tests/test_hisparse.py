@@ -24,8 +24,9 @@ from kvgraft.admission.decision import default_demand
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
 from kvgraft.pools import BuildContext, SlotAllocator, plane_nbytes
 from kvgraft.pools.component import pair_planes, run_copy
-from kvgraft.tree.component import ComponentShape, TreeComponent
+from kvgraft.tree.component import ComponentShape
 from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.tree import Tree
 from kvgraft_hisparse.hot_buffer import HotBuffer
 from kvgraft_hisparse.pools import SparseComponent
 from tests.installed import expect_no_torch, installed
@@ -181,7 +182,8 @@ QUERIES = [
 @pytest.mark.parametrize("query", QUERIES)
 def test_the_indexer_rows_are_budgeted_as_the_core_budgets_full_reach(query: DemandQuery) -> None:
     ledger = Ledger("hisparse", Tier.DEVICE, SlotAllocator(8))
-    component = TreeComponent(ComponentShape("hisparse", Reach(Everything())), 0, 16, ledger, None)
+    shape = ComponentShape("hisparse", Reach(Everything()))
+    (component,) = Tree(16, [shape], {"hisparse": ledger}, {}).components
     budget = mounted({}).budget_contribution
     assert budget is not None
     default = default_demand(component, query)

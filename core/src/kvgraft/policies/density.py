@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from heapq import heapify, heappop, heappush
 from math import isqrt
 from typing import Any, Final
 
@@ -27,7 +26,7 @@ from kvgraft.policies.policy import (
 )
 from kvgraft.policies.prefixes import N_BINS, OLDEST, YOUNGEST, Prefixes, Visit, bin_of
 from kvgraft.policies.rates import Rates
-from kvgraft.policies.recency import LEFT_BEHIND, paired, untrack
+from kvgraft.policies.recency import LEFT_BEHIND, RecencyQueue
 from kvgraft.policies.sums import prefix_sums
 from kvgraft.types import Tier
 
@@ -66,8 +65,11 @@ KINDS: Final = 1 << KIND_BITS
 
 MOST_LEVELS: Final = 1 << KIND_BITS - CLASS_BITS
 
-WORTH = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
+WORTH: list[float] = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
 """The work that a reuse of data saves, by the level of its cost."""
+
+
+YOUNGEST_STAMP: Final = 1 << 62
 
 
 def level_of(cost: int) -> int:
@@ -110,6 +112,10 @@ class Clock:
         if stamp > self.since:
             return self.now
         return self._generations[max(0, bisect_left(self._stamps, stamp) - 1)]
+
+    def before(self, generation: int) -> int:
+        """The last stamp before a generation that has begun."""
+        return self._stamps[bisect_left(self._generations, generation)]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -216,13 +222,11 @@ class Density:
 class DensityOrder:
     """The candidates of one pool by class, cost and age.
 
-    Ages are told by generations, so that candidates grow older without being moved. A bucket holds
-    the candidates of one kind (class and level of the cost) and generation; its key has the
-    generation above the kind. Until something is learnt, all are of class 0.
+    Those of one kind (class and level of the cost) lie in a queue by stamp. A place is a kind and a
+    bin of ages, and so a range of stamps: candidates grow older without being moved.
 
-    Where costs differ, a score counts as often as the cost of a reuse says. A cost is asked for
-    when victims are taken. It may rise while a candidate waits, as others leave; it counts then.
-    One that falls counts once as many victims were taken as there are candidates.
+    Where costs differ, a score counts as often as the cost of a reuse says. One that rises while a
+    candidate waits, as others leave, counts then; one that falls, once it is entered again.
 
     Args:
         base: the base component's pool on this tier.
@@ -236,99 +240,53 @@ class DensityOrder:
 
     def __init__(self, base: Pool, clock: Clock, cost: Callable[[Any], int] | None = None) -> None:
         self._cost = cost
-        self._entered: list[Any] = []
-        """Stamps and nodes whose cost was not asked for yet, one behind the other."""
         self.tau = base.capacity
         self._base = base
         self._clock = clock
         self._rates: Rates | None = None
-        self._class_bits = 0
-        """Those of a stamp that tell the class."""
-        self._waiting: dict[int, list[Any]] = {}
-        """Buckets that no victim was looked for in: stamps and nodes, one behind the other."""
-        self._heaps: dict[int, list[tuple[int, Any]]] = {}
-        """The other ones, each a heap; one that victims were taken from may be empty."""
-        self._generations: dict[int, list[int]] = {}
-        """Those of the buckets of each kind, in order."""
+        self._queues: dict[int, RecencyQueue] = {}
+        """Candidates by kind."""
+        self._kinds: dict[int, list[int]] = {}
+        """Kinds by class."""
         self._line: list[tuple[float, int]] = []
-        """Score below 0 and place of all candidates there are, the lowest score last. A place is a
-        bin and a kind; the bin stands above the kind."""
+        """Score below 0 and place of all candidates there are, the lowest score last. The bin of a
+        place stands above the kind. Some may have no candidates left."""
         self._listed: dict[int, float] = {}
         """The scores in the line by place."""
+        self._edges: list[int] = []
+        """By bin, the last stamp that is too old for it."""
         self._generation = -1
         """For which the line was made; below 0 where it must be made anew."""
-        self._first: list[tuple[int, Any]] = []
-        """The heap that the next victim comes from, if it is known and has any."""
-        self._level = 0
-        """The level of the cost of the last victim looked for."""
-        self._n_left = 0
-        """Victims until costs are asked for again."""
+        self._place = -1
+        """The only place of the lowest score; below 0 where it is not known."""
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate."""
-        if self._cost is None:
-            self._put(stamp, node, 0)
-        else:
-            self._entered += (stamp, node)
+        self._put(stamp, node, 0 if self._cost is None else level_of(self._cost(node)))
 
-    def _put(self, stamp: int, node: Any, level: int) -> None:
-        clock = self._clock
-        generation = clock.now if stamp > clock.since else clock.at(stamp)
-        kind = level << CLASS_BITS | stamp & self._class_bits
-        key = generation << KIND_BITS | kind
-        heap = self._heaps.get(key)
-        if heap is not None:
-            heappush(heap, (stamp, node))
-            return
-        waiting = self._waiting.get(key)
-        if waiting is not None:
-            waiting += (stamp, node)
-            return
-        waiting = self._waiting[key] = [stamp, node]
-        untrack((waiting,))
-        self._add(kind, generation)
+    def withdraw(self, stamp: int, node: Any) -> None:
+        """Drop a candidate that was entered with that stamp."""
+        for kind in self._kinds[class_of(stamp)]:
+            if self._queues[kind].drop(stamp, node):
+                return
+        raise LookupError(f"{node!r} is not entered with stamp {stamp}")
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the candidate of the lowest score; the oldest one of equal ones."""
         cost = self._cost
-        if cost is None:
-            return self._pop()
-        self._n_left -= 1
-        if self._n_left < 0:
-            self._enter(list(self))
-        if self._entered:
-            entered, self._entered = self._entered, []
-            for stamp, node in paired(entered):
-                self._put(stamp, node, level_of(cost(node)))
-        while (entry := self._pop()) is not None:
-            stamp, node = entry
-            level = level_of(cost(node))
-            if level <= self._level:
-                break
-            self._put(stamp, node, level)
-        return entry
-
-    def _pop(self) -> tuple[int, Any] | None:
-        heap = self._first
-        if not heap or self._generation != self._clock.now:
-            heap = self._find_first()
-            if not heap:
-                return None
-        return heappop(heap)
+        while (taken := self._pop()) is not None:
+            stamp, node, level = taken
+            now = 0 if cost is None else level_of(cost(node))
+            if now <= level:
+                return stamp, node
+            self._put(stamp, node, now)
+        return None
 
     def learn(self, rates: Rates) -> None:
         """New rates of reuse by class."""
-        unsorted = self._rates is None
         self._rates = rates
         self.tau = self._base.capacity
-        self._class_bits = MAX_CLASSES - 1
-        if unsorted:
-            self._enter(list(self))
         self._generation = -1
-
-    def keep(self, wanted: Callable[[Any], object]) -> None:
-        """Drop every candidate that is not wanted; O(candidates)."""
-        self._enter([entry for entry in self if wanted(entry[1])])
 
     def score(self, stamp: int) -> float | None:
         """Expected reuses in a stay of `tau`; 0 until something is learnt.
@@ -341,110 +299,102 @@ class DensityOrder:
         return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        waiting = len(self._entered) + sum(map(len, self._waiting.values()))
-        return waiting // 2 + sum(map(len, self._heaps.values()))
+        return sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in no order."""
-        yield from paired(self._entered)
-        for entries in self._waiting.values():
-            yield from paired(entries)
-        for heap in self._heaps.values():
-            yield from heap
+        for queue in self._queues.values():
+            yield from queue
 
     # -- inside
 
-    def _enter(self, entries: list[tuple[int, Any]]) -> None:
-        """Have these candidates and no others."""
-        self._waiting, self._heaps, self._generations = {}, {}, {}
-        self._entered, self._first = [], []
-        self._generation = -1
-        self._n_left = len(entries)
-        for stamp, node in entries:
-            self.push(stamp, node)
-
-    def _add(self, kind: int, generation: int) -> None:
-        """There is a bucket that was not there."""
-        generations = self._generations.setdefault(kind, [])
-        if generations and generation < generations[-1]:
-            insort(generations, generation)
-        else:
-            generations.append(generation)
-        now = self._generation
-        if now != self._clock.now:
+    def _put(self, stamp: int, node: Any, level: int) -> None:
+        kind = level << CLASS_BITS | class_of(stamp)
+        queue = self._queues.get(kind)
+        if queue is None:
+            queue = self._queues[kind] = RecencyQueue()
+            self._kinds.setdefault(class_of(stamp), []).append(kind)
+        queue.push(stamp, node)
+        clock = self._clock
+        if self._generation != clock.now:
             return
-        number = bin_of(now - generation)
-        place = number << KIND_BITS | kind
-        score = self._listed.get(place)
-        if score is None:
-            score = -self._scores(kind & MAX_CLASSES - 1)[number] * WORTH[kind >> CLASS_BITS]
-            self._listed[place] = score
+        age = 0 if stamp > clock.since else clock.now - clock.at(stamp)
+        place = bin_of(age) << KIND_BITS | kind
+        if place not in self._listed:
+            score = self._listed[place] = self._rank(place)
             insort(self._line, (score, place))
-        if score >= self._line[-1][0]:
-            self._first = []
+            if score >= self._line[-1][0]:
+                self._place = -1
 
-    def _find_first(self) -> list[tuple[int, Any]]:
-        """The heap of the next victim; an empty one if there is none."""
-        if self._generation != self._clock.now:
-            self._sort()
-        self._first = []
+    def _pop(self) -> tuple[int, Any, int] | None:
+        """Take the candidate of the lowest score, as it is listed; with the level of its cost."""
+        while True:
+            if self._generation != self._clock.now:
+                self._sort()
+            place = self._place
+            if place < 0:
+                place = self._find_place()
+                if place < 0:
+                    return None
+            queue, above, until = self._range(place)
+            entry = queue.take_first(above, until)
+            if entry is not None:
+                return entry[0], entry[1], place >> CLASS_BITS & MOST_LEVELS - 1
+            self._place = -1
+
+    def _range(self, place: int) -> tuple[RecencyQueue, int, int]:
+        """The queue of a place, and the stamps that its candidates are above and not above."""
+        number = place >> KIND_BITS
+        until = self._edges[number - 1] if number else YOUNGEST_STAMP
+        return self._queues[place & KINDS - 1], self._edges[number], until
+
+    def _find_place(self) -> int:
+        """The place of the next victim; below 0 if there is none."""
         line = self._line
         while line:
             score, place = line[-1]
-            heap = self._oldest(place)
-            if heap:
-                self._level = place >> CLASS_BITS & MOST_LEVELS - 1
-                if len(line) > 1 and line[-2][0] == score:
-                    return self._oldest_of_equals(score, heap)
-                self._first = heap
-                return heap
-            line.pop()
-            del self._listed[place]
-        return []
-
-    def _oldest_of_equals(self, score: float, heap: list[tuple[int, Any]]) -> list[tuple[int, Any]]:
-        """Of the heaps with the lowest score the one whose first candidate is the oldest."""
-        for other_score, place in self._line[-2::-1]:
-            if other_score != score:
-                break
-            other = self._oldest(place)
-            if other and other[0][0] < heap[0][0]:
-                heap = other
-                self._level = place >> CLASS_BITS & MOST_LEVELS - 1
-        return heap
-
-    def _oldest(self, place: int) -> list[tuple[int, Any]]:
-        """The heap of the oldest candidates of a place; an empty list if there is none."""
-        kind, number = place & KINDS - 1, place >> KIND_BITS
-        generations = self._generations[kind]
-        at = bisect_left(generations, self._generation - OLDEST[number])
-        last = self._generation - YOUNGEST[number]
-        while at < len(generations) and generations[at] <= last:
-            key = generations[at] << KIND_BITS | kind
-            heap = self._heaps.get(key)
-            if heap is None:
-                heap = self._heaps[key] = list(paired(self._waiting.pop(key)))
-                heapify(heap)
-            if heap:
-                return heap
-            del self._heaps[key], generations[at]
-        return []
+            queue, above, until = self._range(place)
+            first = queue.first(above, until)
+            if first is None:
+                line.pop()
+                del self._listed[place]
+                continue
+            if len(line) == 1 or line[-2][0] != score:
+                self._place = place
+                return place
+            for other_score, other_place in line[-2::-1]:
+                if other_score != score:
+                    break
+                queue, above, until = self._range(other_place)
+                other = queue.first(above, until)
+                if other is not None and other < first:
+                    first, place = other, other_place
+            return place
+        return -1
 
     def _sort(self) -> None:
         """Make the line anew."""
-        now = self._generation = self._clock.now
+        clock = self._clock
+        now = self._generation = clock.now
+        self._place = -1
+        self._edges = [clock.before(max(0, now - oldest)) for oldest in OLDEST]
         listed = self._listed = {}
-        for kind, generations in self._generations.items():
-            if not generations:
-                continue
-            scores = self._scores(kind & MAX_CLASSES - 1)
-            worth = WORTH[kind >> CLASS_BITS]
-            at = 0
-            while at < len(generations):
-                number = bin_of(now - generations[at])
-                listed[number << KIND_BITS | kind] = -scores[number] * worth
-                at = bisect_left(generations, now - YOUNGEST[number] + 1, at)
+        for kind in [kind for kind, queue in self._queues.items() if queue.is_empty]:
+            del self._queues[kind]
+            self._kinds[class_of(kind)].remove(kind)
+        for kind, queue in self._queues.items():
+            first = queue.first(-LEFT_BEHIND, YOUNGEST_STAMP)
+            while first is not None:
+                number = bin_of(now - clock.at(first[0]))
+                place = number << KIND_BITS | kind
+                listed[place] = self._rank(place)
+                first = queue.first(self._edges[number - 1], YOUNGEST_STAMP) if number else None
         self._line = sorted(zip(listed.values(), listed))
+
+    def _rank(self, place: int) -> float:
+        """The score of a place, below 0, per unit of age, times what a reuse there saves."""
+        score = self._scores(place & MAX_CLASSES - 1)[place >> KIND_BITS]
+        return -score * WORTH[place >> CLASS_BITS & MOST_LEVELS - 1]
 
     def _scores(self, its_class: int) -> list[float]:
         """Per unit of age, by bin."""

@@ -42,7 +42,8 @@ class Pool(Protocol):
         capacity: slots in all.
         cost: what losing a candidate (a node) costs: pages that a hit there would compute again, in
             1/1024 of a page for each page of it. None where every page is needed: there each costs
-            as much as another. It rises as data before the candidate leaves.
+            as much as another. It rises as data before the candidate leaves. It falls as data
+            behind arrives; the candidate is withdrawn then, and entered again.
     """
 
     @property
@@ -95,7 +96,7 @@ class Use:
 class Order(Protocol):
     """The candidates of one pool on one tier, in the order in which they are to leave.
 
-    A candidate is entered once and stays until it is taken or `keep` drops it (K2). Equal calls
+    A candidate is entered once and stays until it is taken or withdrawn (K2). Equal calls
     give equal victims: an order reads no clock of its own and draws nothing at random (K3).
     """
 
@@ -109,8 +110,8 @@ class Order(Protocol):
         the smallest stamp.
         """
 
-    def keep(self, wanted: Callable[[Any], object]) -> None:
-        """Drop every candidate that is not wanted."""
+    def withdraw(self, stamp: int, node: Any) -> None:
+        """Drop the candidate that was entered so: it was used, or may not leave any more."""
 
     def score(self, stamp: int) -> float | None:
         """The score of data with a stamp; None if it has none.

@@ -1,27 +1,25 @@
 """Eviction candidates in least-recently-used order.
 
 One heap over everything would cost O(log candidates) cache misses a victim: at a million nodes ten
-times the cost at a thousand. Stamps come from a counter, so they are dense, and a candidate is
-nearly always younger than the one that leaves next. So candidates wait unordered in spans of
-consecutive stamps, and only the oldest span is a heap.
+times the cost at a thousand. So candidates lie sorted in chunks: nearly all are entered at the end,
+taken from the front, and withdrawn where a search by halves finds them.
 
-An entry is a stamp and a node. Those that wait lie one behind the other in one list: a tuple for
-each would be one more object that the garbage collector visits.
+An entry is a stamp and a node. A tuple for each would be one more object that the garbage collector
+visits, so a chunk is a list of stamps and a list of nodes.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from gc import is_tracked
-from heapq import heapify, heappop, heappush
 from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
-from kvgraft.policies.policy import CLASS_BITS
 
-SPAN_BITS: Final = CLASS_BITS + 6
-"""Stamps per span as a power of two: enough to share a list, few enough to order quickly."""
+MOST_IN_CHUNK: Final = 256
+"""Entries; a fuller chunk is cut in two."""
 
 LEFT_BEHIND: Final = 1 << 62
 """Taken off the stamp of data that a running request left behind (I9). Such stamps are negative:
@@ -44,80 +42,148 @@ def untrack(objects: tuple[object, ...]) -> None:
             _untrack(each)
 
 
-def paired(entries: list[Any]) -> Iterator[tuple[int, Any]]:
-    """Stamps and nodes that lie one behind the other, in pairs."""
-    each = iter(entries)
-    return zip(each, each)
-
-
 @mypyc_attr(allow_interpreted_subclasses=True)
 class RecencyQueue:
     """Pairs of stamp and node, smallest stamp first; equal stamps in the order of nodes.
 
-    `push` is O(1) for a stamp younger than the oldest span, `pop` O(log span) amortised; a stamp
-    that belongs to the oldest span or before costs O(log of that span).
+    Each call is a search by halves among the chunks and in one, and moves one chunk's entries.
     """
 
-    __slots__ = ("_oldest", "_order", "_reached", "_spans")
+    __slots__ = ("_firsts", "_nodes", "_stamps")
 
     def __init__(self) -> None:
-        self._oldest: list[tuple[int, Any]] = []
-        """A heap of every entry whose span is `_reached` or before."""
-        self._reached = -LEFT_BEHIND
-        self._spans: dict[int, list[Any]] = {}
-        """Entries, one behind the other."""
-        self._order: list[int] = []
-        """A heap of the keys of `_spans`."""
+        self._stamps: list[list[int]] = []
+        """By chunk, in order."""
+        self._nodes: list[list[Any]] = []
+        self._firsts: list[int] = []
+        """The first stamp of each chunk."""
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate."""
-        span = stamp >> SPAN_BITS
-        if span <= self._reached:
-            heappush(self._oldest, (stamp, node))
+        firsts = self._firsts
+        if not firsts:
+            self._add(0, [stamp], [node])
             return
-        entries = self._spans.get(span)
-        if entries is None:
-            self._spans[span] = [stamp, node]
-            heappush(self._order, span)
+        chunk = len(firsts) - 1
+        stamps = self._stamps[chunk]
+        if stamp > stamps[-1]:
+            stamps.append(stamp)
+            self._nodes[chunk].append(node)
         else:
-            entries.append(stamp)
-            entries.append(node)
+            chunk = max(0, bisect_right(firsts, stamp) - 1)
+            while chunk and firsts[chunk] == stamp and node < self._nodes[chunk][0]:
+                chunk -= 1
+            stamps, nodes = self._stamps[chunk], self._nodes[chunk]
+            at = bisect_right(stamps, stamp)
+            while at and stamps[at - 1] == stamp and node < nodes[at - 1]:
+                at -= 1
+            stamps.insert(at, stamp)
+            nodes.insert(at, node)
+            firsts[chunk] = stamps[0]
+        if len(stamps) > MOST_IN_CHUNK:
+            self._cut(chunk)
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the oldest candidate; None if there is none."""
-        if not self._oldest and not self._reach():
+        if not self._firsts:
             return None
-        return heappop(self._oldest)
+        entry = self._firsts[0], self._nodes[0][0]
+        self._remove(0, 0)
+        return entry
 
-    def _reach(self) -> bool:
-        """Order the next span; false if there is none."""
-        if not self._order:
-            return False
-        self._reached = heappop(self._order)
-        self._oldest = list(paired(self._spans.pop(self._reached)))
-        heapify(self._oldest)
-        return True
+    def withdraw(self, stamp: int, node: Any) -> None:
+        """Drop a candidate that was entered with that stamp.
+
+        Raises:
+            LookupError: it is not there.
+        """
+        if not self.drop(stamp, node):
+            raise LookupError(f"{node!r} is not entered with stamp {stamp}")
+
+    def drop(self, stamp: int, node: Any) -> bool:
+        """Drop a candidate; false if it is not there."""
+        chunk = bisect_right(self._firsts, stamp) - 1
+        while chunk >= 0:
+            stamps, nodes = self._stamps[chunk], self._nodes[chunk]
+            at = bisect_left(stamps, stamp)
+            while at < len(stamps) and stamps[at] == stamp:
+                if nodes[at] == node:
+                    self._remove(chunk, at)
+                    return True
+                at += 1
+            if stamps[0] < stamp:
+                break
+            chunk -= 1
+        return False
+
+    def first(self, above: int, until: int) -> tuple[int, Any] | None:
+        """The oldest candidate of those with a stamp above one, and not above another one."""
+        chunk, at = self._place(above)
+        if chunk == len(self._firsts):
+            return None
+        stamp = self._stamps[chunk][at]
+        return (stamp, self._nodes[chunk][at]) if stamp <= until else None
+
+    def take_first(self, above: int, until: int) -> tuple[int, Any] | None:
+        """Take `first`."""
+        chunk, at = self._place(above)
+        if chunk == len(self._firsts):
+            return None
+        stamp = self._stamps[chunk][at]
+        if stamp > until:
+            return None
+        entry = stamp, self._nodes[chunk][at]
+        self._remove(chunk, at)
+        return entry
 
     def score(self, stamp: int) -> float | None:
         """None: stamps alone decide."""
         del stamp
         return None
 
-    def keep(self, wanted: Callable[[Any], object]) -> None:
-        """Drop every candidate whose node is not wanted; O(candidates)."""
-        self._oldest = [entry for entry in self._oldest if wanted(entry[1])]
-        heapify(self._oldest)
-        for span, each in list(self._spans.items()):
-            self._spans[span] = [part for one in paired(each) if wanted(one[1]) for part in one]
-        self._spans = {span: entries for span, entries in self._spans.items() if entries}
-        self._order = list(self._spans)
-        heapify(self._order)
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is no candidate."""
+        return not self._firsts
 
     def __len__(self) -> int:
-        return len(self._oldest) + sum(map(len, self._spans.values())) // 2
+        return sum(map(len, self._stamps))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Every entry, in no order."""
-        yield from self._oldest
-        for entries in self._spans.values():
-            yield from paired(entries)
+        """Every entry, in order."""
+        for stamps, nodes in zip(self._stamps, self._nodes):
+            yield from zip(stamps, nodes)
+
+    # -- inside
+
+    def _place(self, above: int) -> tuple[int, int]:
+        """Chunk, and place in it, of the first entry with a stamp above one."""
+        firsts = self._firsts
+        chunk = bisect_right(firsts, above)
+        if not chunk:
+            return 0, 0
+        at = bisect_right(self._stamps[chunk - 1], above)
+        return (chunk - 1, at) if at < len(self._stamps[chunk - 1]) else (chunk, 0)
+
+    def _remove(self, chunk: int, at: int) -> None:
+        stamps = self._stamps[chunk]
+        if len(stamps) == 1:
+            del self._stamps[chunk], self._nodes[chunk], self._firsts[chunk]
+            return
+        del stamps[at], self._nodes[chunk][at]
+        if not at:
+            self._firsts[chunk] = stamps[0]
+
+    def _add(self, chunk: int, stamps: list[int], nodes: list[Any]) -> None:
+        """Add a chunk; the collector visits neither list."""
+        untrack((stamps, nodes))
+        self._stamps.insert(chunk, stamps)
+        self._nodes.insert(chunk, nodes)
+        self._firsts.insert(chunk, stamps[0])
+
+    def _cut(self, chunk: int) -> None:
+        """Cut a chunk in two; the last one near its end, where nearly all enter."""
+        stamps, nodes = self._stamps[chunk], self._nodes[chunk]
+        at = len(stamps) // 2 if chunk + 1 < len(self._firsts) else len(stamps) - 1
+        self._add(chunk + 1, stamps[at:], nodes[at:])
+        del stamps[at:], nodes[at:]

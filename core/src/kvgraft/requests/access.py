@@ -167,9 +167,11 @@ class Retentions:
 
     def used(self, request: Request) -> None:
         """Give the retention that is asked for to all that the request uses from now on."""
-        from kvgraft.tree.lifetimes import Retention, use_lifetimes
+        from kvgraft.tree.lifetimes import Lifetimes, Retention
 
-        lifetimes = self.tree.lifetimes or use_lifetimes(self.tree, self.clock)
+        lifetimes = self.tree.lifetimes
+        if lifetimes is None:
+            lifetimes = self.tree.lifetimes = Lifetimes(self.tree, self.clock)
         lifetimes.read_clock()
         if request.requested_retention is not None:
             priority, ttl_s = request.requested_retention

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 from kvgraft.compiled import mypyc_attr
@@ -15,12 +16,12 @@ from kvgraft.errors import PluginError
 from kvgraft.requests.eviction import Evictor
 from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, operations
-from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.component import EXPIRED, TreeComponent
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import PoolBooks
-from kvgraft.tree.node import CLEAN, ON_DEVICE, Node
+from kvgraft.tree.node import CLEAN, Node
 from kvgraft.tree.pinning import Receipt, hold_host, release
-from kvgraft.tree.tree import EXPIRED, Tree
+from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction
 
 logger = logging.getLogger("kvgraft")
@@ -231,11 +232,11 @@ class CleanReserve:
 
     def _take(self, component: TreeComponent) -> _Next | None:
         """The next victim as the policy orders them, taken off its queue; None if there is none."""
-        while (node := component.pop_in_order()) is not None:
-            victim = eviction.victim_at(self.tree, node, component)
-            if victim is not None:
-                return _Next(node.cells[component.index].stamp, victim)
-        return None
+        in_order = partial(component.device_queue.take, EXPIRED)  # not what was left behind
+        victim = eviction.next_victim(self.tree, component, in_order)
+        if victim is None:
+            return None
+        return _Next(victim.node.cells[component.index].stamp, victim)
 
     def _rank(self, component: TreeComponent, entry: _Next) -> tuple[float, float, int]:
         """The lowest leaves first."""
@@ -260,7 +261,7 @@ class CleanReserve:
         """The victim above an entry of the reserve, where it leaves right behind that.
 
         A node that is a leaf once the one below has left inherits its place in the order, unless it
-        was used later itself, or has a place of its own there.
+        was used later itself.
         """
         if below is None or not component.is_prefix_closed:
             return None
@@ -269,7 +270,7 @@ class CleanReserve:
         if above is None or above.parent is None:
             return None
         cell = above.cells[component.index]
-        if cell.stamp > stamp or cell.queued & (ON_DEVICE | CLEAN):
+        if cell.stamp > stamp or cell.queued & CLEAN:
             return None
         victim = eviction.victim_at(self.tree, above, component, below=1)
         return None if victim is None else _Next(stamp, victim)

@@ -155,7 +155,8 @@ class Evictor:
                 self._settle(self._copies_of(unbacked))
                 on_their_way = 0  # others have ended, or are overdue
                 if ledger.room >= n_slots:
-                    component.queue_device(victim.node)
+                    if self.tree.is_device_candidate(victim.node, component):
+                        component.queue_device(victim.node)
                     break
                 if not eviction.still_there(victim):
                     continue
@@ -250,12 +251,10 @@ class Evictor:
         if parent is None or not eviction.still_there(victim):
             return None
         along: Cause = "leaf" if victim.at_leaf else "cascade"
-        operation = operations.begin_demotion(
+        eviction.lift_recency(self.tree, node, parent)
+        return operations.begin_demotion(
             self.tree, node, victim.component, victim.components, along
         )
-        if operation is not None:
-            eviction.lift_recency(self.tree, node, parent)
-        return operation
 
 
 def _is_afforded(victim: Victim, unbacked: list[TreeComponent]) -> bool:

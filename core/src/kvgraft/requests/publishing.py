@@ -322,6 +322,7 @@ class Publisher:
         if inserted.anchor.end > boundary:
             pinning.advance(self.tree, request.receipt, inserted.anchor, boundary)
             request.key.found_at(inserted.anchor, request.root)
+        self._queue(inserted)
         request.published = True
 
     def _there_already(self, request: Request, end: int) -> int | None:
@@ -366,6 +367,12 @@ class Publisher:
 
     def insert(self, request: Request, page: int) -> inserting.Inserted:
         """Offer private data up to boundary `page`; duplicates of tree data are freed (I1)."""
+        inserted = self._offer(request, page)
+        self._queue(inserted)
+        return inserted
+
+    def _offer(self, request: Request, page: int) -> inserting.Inserted:
+        """`insert`, with no candidates entered so far."""
         key = request.key
         if self.points.matter and page:
             request.points.setdefault(page, END)
@@ -380,10 +387,13 @@ class Publisher:
         The anchor stays where it is if it is deeper: the data published there is the request's own.
         `locks` names the pages that components ask to pin.
         """
-        inserted = self.insert(request, page)
+        inserted = self._offer(request, page)
         held = request.receipt
         anchor = inserted.anchor if page >= held.anchor.end else held.anchor
-        self._repin(request, anchor, page, locks)
+        try:
+            self._repin(request, anchor, page, locks)
+        finally:
+            self._queue(inserted)
         try:
             if self.backups.at_insert:
                 since = request.anchor_tokens // self.tree.page_size
@@ -393,6 +403,11 @@ class Publisher:
             pinning.release(self.tree, held)
 
     # -- inside
+
+    def _queue(self, inserted: inserting.Inserted) -> None:
+        """Enter what an insertion brought, and nobody pinned, as candidates."""
+        for node in inserted.nodes:
+            self.tree.queue_candidates(node)
 
     def _repin(self, request: Request, anchor: Node, shared: int, locks: Locks | None) -> None:
         """New pins at `anchor`; the caller releases the old receipt afterwards (I5).

@@ -1,71 +1,302 @@
-"""The tree's record of one component: its reach in pages, its ledgers, its queues of candidates."""
+"""The tree's record of one component: its reach in pages, its ledgers, its eviction candidates.
+
+Candidates are sorted three times:
+
+    tenant   who borrowed most for its weight gives up data first, see `kvgraft.tree.tenants`
+    level    data that running requests left behind, then data whose time is over, then the lowest
+             priority, see `kvgraft.tree.lifetimes`
+    order    as the policy says; of the first two levels by age
+
+A node is entered while it is a candidate, with the stamp of its cell: what no longer is one, or was
+used, is withdrawn at once, so that nobody who makes room has to pass entries that are outdated.
+"""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from typing import Any, Final, Literal, NamedTuple
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import Order
 from kvgraft.policies.recency import FIRST_USE, RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import PoolBooks
-from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
+from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
+from kvgraft.tree.tenants import SharedLedger
 from kvgraft.types import Kind, Span, Tier, new_span
+
+if TYPE_CHECKING:
+    from kvgraft.tree.tree import Tree
+
+
+EXPIRED: Final = -1 << 16
+"""The level of data whose time is over: below every priority."""
+
+LEFT: Final = EXPIRED - 1
+"""The level of data that a running request left behind, and that was not used since (I9)."""
+
+
+class _Line:
+    """The candidates of one tenant and level."""
+
+    __slots__ = ("n", "order")
+
+    def __init__(self, order: Order) -> None:
+        self.order = order
+        self.n = 0
+
+
+class Candidates:
+    """The candidates of one pool.
+
+    Args:
+        tree: says for whom room is made (`Tree.for_tenant`), and what terms data has.
+        component: name and index of the component.
+        place: the bit that says in `Cell.queued` that a cell is entered here.
+        pool: the pool's ledger.
+    """
+
+    def __init__(self, tree: Tree, component: tuple[str, int], place: int, pool: PoolBooks) -> None:
+        self._tree = tree
+        self._name, self._index = component
+        self._place = place
+        self._pool = pool
+        self._refused: Exception | None = None
+        """The error of an order that did not take a candidate, or did not drop one."""
+        self._by_time: list[tuple[float, int, Node]] = []
+        """A heap of candidates whose time is not over yet, and of some that are none any more."""
+        self.use(lambda pool: RecencyQueue())
+
+    def use(self, make: Callable[[PoolBooks], Order]) -> None:
+        """Let a policy order the candidates; there is none so far."""
+        self._make = make
+        self._lines: list[dict[int, _Line]] = [
+            {LEFT: _Line(RecencyQueue()), 0: _Line(make(each))} for each in self._pool.parts
+        ]
+        """By tenant and level."""
+
+    @property
+    def first_order(self) -> Order:
+        """The policy's order of the first tenant's data without a term."""
+        return self._lines[0][0].order
+
+    def score(self, stamp: int) -> float | None:
+        """The policy's score of data with a stamp, within its level; None if it has none."""
+        lifetimes, lines = self._tree.lifetimes, self._lines[0]
+        level = 0 if lifetimes is None else lifetimes.priority(stamp)
+        return lines.get(level, lines[0]).order.score(stamp)
+
+    def push(self, node: Node) -> None:
+        """Enter a candidate; nothing happens if it is entered already.
+
+        Pins and ledgers are being changed, so an order that fails is reported where room is made
+        next (I8).
+        """
+        cell = node.cells[self._index]
+        if cell.queued & self._place:
+            return
+        line = self._line(node, cell)
+        try:
+            line.order.push(cell.stamp, node)
+        except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
+            self._refused = self._refused or error
+            return
+        cell.queued |= self._place
+        line.n += 1
+        lifetimes = self._tree.lifetimes
+        if lifetimes is not None:
+            term = lifetimes.of(cell.stamp)
+            if term is not None and term.until_s is not None and not lifetimes.is_over(term):
+                heappush(self._by_time, (term.until_s, cell.stamp, node))
+
+    def withdraw(self, node: Node) -> None:
+        """Drop what is no candidate any more; nothing happens if it is not entered."""
+        cell = node.cells[self._index]
+        if not cell.queued & self._place:
+            return
+        self._expire()
+        self._leave(node, cell, self._line(node, cell))
+
+    def take(self, least: int = LEFT) -> Node | None:
+        """Take the next victim; None if nobody has one to give up of the level `least` or above.
+
+        Raises:
+            ContractViolation: K2, the policy's order gives what is not entered in it, or none
+                though there is one; or its code raises, here or for a candidate before.
+        """
+        if self._refused is not None:
+            said = f"{type(self._refused).__name__}: {self._refused}"
+            raise self._bad_order(f"does not take or drop a candidate: {said}") from self._refused
+        line = self._next(least)[1]
+        if line is None:
+            return None
+        try:
+            entry = line.order.pop()
+            if entry is None:
+                raise self._bad_order(f"gives none while {line.n} candidates wait")
+            stamp: int = entry[0]
+            node: Node = entry[1]
+            cell = node.cells[self._index]
+        except ContractViolation:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}"
+            raise self._bad_order(f"gives no pair of stamp and node: {said}") from error
+        if not cell.queued & self._place or cell.stamp != stamp:
+            raise self._bad_order(f"gives {node!r} again, with stamp {stamp}")
+        cell.queued &= ~self._place
+        line.n -= 1
+        return node
+
+    def next_level(self) -> int | None:
+        """The level of the next victim; None if nobody has one to give up."""
+        return self._next(LEFT)[0]
+
+    def giver(self) -> int | None:
+        """The tenant whose data goes next: it borrowed most for its weight; None if none has to.
+
+        The tenant that asks may lose its own whatever it has, others what they borrowed (K4, K5).
+        Where it is its limit that the tenant is short of, only its own helps.
+        """
+        pool, for_tenant = self._pool, self._tree.for_tenant
+        if not isinstance(pool, SharedLedger):
+            return 0
+        ledgers = pool.parts
+        if for_tenant is not None:
+            own = ledgers[for_tenant]
+            if own.limit - own.used <= own.allocator.n_free:
+                return for_tenant
+        found, most = None, (0.0, False)
+        for index, ledger in enumerate(ledgers):
+            if not self.waits(index):
+                continue
+            over = ledger.over
+            if over > 0 or for_tenant is None or index == for_tenant:
+                rank = over / ledger.tenant.weight, index == for_tenant
+                if found is None or rank > most:
+                    found, most = index, rank
+        return found
+
+    def waits(self, tenant: int) -> bool:
+        """Whether a tenant has candidates."""
+        return any(line.n for line in self._lines[tenant].values())
+
+    def __len__(self) -> int:
+        return sum([line.n for lines in self._lines for line in lines.values()])
+
+    def __iter__(self) -> Iterator[tuple[int, Node]]:
+        """Every candidate with its stamp, in no order."""
+        for lines in self._lines:
+            for line in lines.values():
+                yield from line.order
+
+    # -- inside
+
+    def _line(self, node: Node, cell: Cell) -> _Line:
+        """Where a node belongs by now."""
+        stamp, lifetimes, lines = cell.stamp, self._tree.lifetimes, self._lines[node.tenant]
+        if stamp < FIRST_USE:
+            return lines[LEFT]
+        level = 0 if lifetimes is None else lifetimes.level(stamp)
+        line = lines.get(level)
+        if line is None:
+            pool = self._pool.parts[node.tenant]
+            line = _Line(RecencyQueue() if level == EXPIRED else self._make(pool))
+            lines[level] = line
+        return line
+
+    def _next(self, least: int) -> tuple[int | None, _Line | None]:
+        """The level of the next victim, and the line that it is the first of."""
+        self._expire()
+        giver = self.giver()
+        first: int | None = None
+        if giver is None:
+            return None, None
+        lines = self._lines[giver]
+        for level, line in lines.items():
+            if line.n and level >= least and (first is None or level < first):
+                first = level
+        return first, None if first is None else lines[first]
+
+    def _expire(self) -> None:
+        """Move the candidates whose time is over by now."""
+        by_time, lifetimes = self._by_time, self._tree.lifetimes
+        while by_time and lifetimes is not None and by_time[0][0] <= lifetimes.now_s:
+            entry = heappop(by_time)
+            if by_time and by_time[0] == entry:
+                continue  # it was withdrawn and entered again
+            _, stamp, node = entry
+            cell = node.cells[self._index]
+            if cell.queued & self._place and cell.stamp == stamp:
+                self._leave(node, cell, self._lines[node.tenant][lifetimes.priority(stamp)])
+                self.push(node)
+
+    def _leave(self, node: Node, cell: Cell, line: _Line) -> None:
+        cell.queued &= ~self._place
+        line.n -= 1
+        try:
+            line.order.withdraw(cell.stamp, node)
+        except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
+            self._refused = self._refused or error
+
+    def _bad_order(self, what: str) -> ContractViolation:
+        return ContractViolation("K2", self._name, f"its eviction policy's order {what}")
 
 
 class Fifo:
-    """Pairs of stamp and node, first in, first out.
+    """Nodes of one pool, first in, first out.
 
     Attributes:
         n_slots: slots of the entries, as many as they had when they were entered.
     """
 
-    __slots__ = ("_entries", "n_slots")
+    __slots__ = ("_entries", "_index", "_place", "n_slots")
 
-    def __init__(self) -> None:
-        self._entries: deque[Any] = deque()
-        """Stamp, node and slots of each, one behind the other: no object for each entry."""
+    def __init__(self, index: int, place: int) -> None:
+        self._index = index
+        self._place = place
+        self._entries: OrderedDict[Node, tuple[int, int]] = OrderedDict()
+        """Stamp and slots of each."""
         self.n_slots = 0
 
     def enter(self, stamp: int, node: Node, n_slots: int) -> None:
         """Enter a node behind all others."""
-        self._entries += (stamp, node, n_slots)
+        self._entries[node] = stamp, n_slots
         self.n_slots += n_slots
+        node.cells[self._index].queued |= self._place
+
+    def withdraw(self, node: Node) -> None:
+        """Drop a node; nothing happens if it is not entered."""
+        cell = node.cells[self._index]
+        if cell.queued & self._place:
+            cell.queued &= ~self._place
+            self.n_slots -= self._entries.pop(node)[1]
 
     @property
     def last(self) -> tuple[int, Node] | None:
         """The entry behind all others; None if there is none."""
-        return (self._entries[-3], self._entries[-2]) if self._entries else None
+        node = next(reversed(self._entries), None)
+        return None if node is None else (self._entries[node][0], node)
 
     def pop(self) -> tuple[int, Node] | None:
         """Take the first entry; None if there is none."""
-        if not self._entries:
+        node = next(iter(self._entries), None)
+        if node is None:
             return None
-        take = self._entries.popleft
-        entry = take(), take()
-        self.n_slots -= take()
-        return entry
-
-    def keep(self, wanted: Callable[[Node], object]) -> None:
-        """Drop every entry whose node is not wanted; O(entries)."""
-        entries = [entry for entry in self._each() if wanted(entry[1])]
-        self._entries = deque([part for entry in entries for part in entry])
-        self.n_slots = sum([n_slots for _, _, n_slots in entries])
+        stamp = self._entries[node][0]
+        self.withdraw(node)
+        return stamp, node
 
     def __len__(self) -> int:
-        return len(self._entries) // 3
+        return len(self._entries)
 
     def __iter__(self) -> Iterator[tuple[int, Node]]:
         """Every entry, the first one first."""
-        for stamp, node, _ in self._each():
+        for node, (stamp, _) in self._entries.items():
             yield stamp, node
-
-    def _each(self) -> Iterator[tuple[int, Node, int]]:
-        each = iter(self._entries)
-        return zip(each, each, each)
 
 
 BOUNDARIES: Final = 1024
@@ -73,9 +304,6 @@ BOUNDARIES: Final = 1024
 
 FOREIGN_BOUNDARIES: Final = 16
 """The same of a reach with terms of others, which may name thousands of ranges at each."""
-
-PLACES: Final = (ON_DEVICE, ON_HOST, BEHIND, CLEAN, DOUBLE)
-"""The queues that a cell may have an entry in, as in `Cell.queued`."""
 
 
 Cause = Literal["demoted", "deleted", "cascade", "leaf", "cleared"]
@@ -179,30 +407,23 @@ class TreeComponent:
         segment_at: gives the pages that its reach covers at a boundary, in pages; of a state the
             empty span there.
         device_evictions, host_evictions: slots that left a tier so far, by cause.
-        behind_queue: DEVICE eviction candidates that running requests left behind; they go before
-            those of `device_queue` (I9).
-        device_queue, host_queue: other candidates, as the policy orders them. An entry's stamp may
-            lag behind the cell's; the code that takes it compares the two and enters it again. One
-            entry per cell and queue at most, see `Cell.queued`.
+        device_queue, host_queue: eviction candidates by tier. Those of DEVICE that are in the clean
+            reserve are not among them.
         clean: the first of `device_queue`, taken out of it to be copied to HOST before they leave:
-            the clean reserve. They go before the others. What is used meanwhile is a candidate
-            among these again.
+            the clean reserve. They go before the others, but for data that was left behind. What is
+            used meanwhile is a candidate among these again.
         doubles: nodes whose data both tiers have and that are not in the clean reserve; under
             write-back HOST gives up these copies first, the oldest entry before others.
         host_floor: the policy's score of the last victim of `host_queue`; None without one.
         host_level: that victim's level, see `kvgraft.tree.lifetimes`.
-        entries: entries by queue, as in `Cell.queued`, as the tree counts them.
-        dead: how many of them are of nodes that left the tree.
-        per_tenant_order: whether its orders keep candidates back from some tenants, see
-            `kvgraft.tree.tenants`.
-        refused: the error of an order that did not take a candidate; None if all took theirs.
+        per_tenant_order: whether tenants share its pools: candidates are kept back from some of
+            them.
     """
 
     __slots__ = (
-        "behind_queue",
+        "_tree",
         "can_copy",
         "clean",
-        "dead",
         "depends_on",
         "device",
         "device_evictions",
@@ -210,7 +431,6 @@ class TreeComponent:
         "devices",
         "doubles",
         "ends_at_boundary",
-        "entries",
         "home_is_host",
         "host",
         "host_evictions",
@@ -226,7 +446,6 @@ class TreeComponent:
         "per_tenant_order",
         "reach",
         "reach_pages",
-        "refused",
         "segment_at",
         "slots_per_page",
         "stored_pages",
@@ -235,18 +454,19 @@ class TreeComponent:
 
     def __init__(
         self,
+        tree: Tree,
         shape: ComponentShape,
         index: int,
-        page_size: int,
         device: PoolBooks,
         host: PoolBooks | None,
     ) -> None:
         if shape.home is Tier.HOST and host is None:
             raise ConfigError(f"component {shape.name!r}: its home is HOST but it has no host pool")
+        self._tree = tree
         self.name = shape.name
         self.index = index
         self.reach = shape.reach
-        self.reach_pages = PageReach(shape.reach, page_size, shape.name)
+        self.reach_pages = PageReach(shape.reach, tree.page_size, shape.name)
         self.is_state = self.reach_pages.is_state
         self.is_prefix_closed = self.reach_pages.is_prefix_closed
         self.window_pages = self.reach_pages.window_pages
@@ -265,17 +485,14 @@ class TreeComponent:
         self.hosts = (None,) * len(self.devices) if host is None else host.parts
         self.narrower: tuple[int, ...] = (index,)
         self.depends_on: tuple[int, ...] = ()
-        self.behind_queue: Order = RecencyQueue()
-        self.device_queue: Order = RecencyQueue()
-        self.host_queue: Order = RecencyQueue()
-        self.clean = Fifo()
-        self.doubles = Fifo()
+        named = shape.name, index
+        self.device_queue = Candidates(tree, named, ON_DEVICE, device)
+        self.host_queue = Candidates(tree, named, ON_HOST, host or device)
+        self.clean = Fifo(index, CLEAN)
+        self.doubles = Fifo(index, DOUBLE)
         self.host_floor: float | None = None
         self.host_level = 0
-        self.entries = [0] * (max(PLACES) + 1)
-        self.dead = [0] * (max(PLACES) + 1)
-        self.refused: Exception | None = None
-        self.per_tenant_order = False
+        self.per_tenant_order = device.parts != (device,)
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
 
@@ -296,46 +513,38 @@ class TreeComponent:
 
     def queue_device(self, node: Node) -> None:
         """Enter a DEVICE eviction candidate; nothing happens if it is entered already."""
+        if not node.cells[self.index].queued & CLEAN:
+            self.device_queue.push(node)
+
+    def hold(self, node: Node) -> None:
+        """The data on `node` was pinned on DEVICE: it is no candidate any more."""
+        self.device_queue.withdraw(node)
+        if self.home_is_host:
+            self.host_queue.withdraw(node)
+
+    def restamp(self, node: Node, stamp: int) -> None:
+        """Note the latest use of the data on `node`."""
         cell = node.cells[self.index]
-        if cell.stamp < FIRST_USE:
-            if not cell.queued & BEHIND:
-                self._enter(self.behind_queue, BEHIND, node, cell)
-        elif not cell.queued & (ON_DEVICE | CLEAN):
-            self._enter(self.device_queue, ON_DEVICE, node, cell)
-
-    def queue_host(self, node: Node) -> None:
-        """Enter a HOST eviction candidate; nothing happens if it is entered already."""
-        cell = node.cells[self.index]
-        if not cell.queued & ON_HOST:
-            self._enter(self.host_queue, ON_HOST, node, cell)
-
-    def _enter(self, queue: Order, place: int, node: Node, cell: Cell) -> None:
-        """Enter a candidate in a queue.
-
-        Pins and ledgers are being changed, so an order that fails is reported where room is made
-        next (I8).
-        """
-        try:
-            queue.push(cell.stamp, node)
-        except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
-            self.refused = self.refused or error
+        if cell.stamp == stamp:
             return
-        cell.queued |= place
-        self.entries[place] += 1
+        on_device, on_host = cell.queued & ON_DEVICE, cell.queued & ON_HOST
+        if on_device:
+            self.device_queue.withdraw(node)
+        if on_host:
+            self.host_queue.withdraw(node)
+        cell.stamp = stamp
+        if on_device:
+            self.device_queue.push(node)
+        if on_host:
+            self.host_queue.push(node)
 
     def pop_device(self) -> Node | None:
-        """The next DEVICE entry, taken off its queue: left behind first, then the clean reserve.
-
-        None if there is none.
-        """
-        node = self.pop_behind() if self.entries[BEHIND] else None
-        if node is None and self.entries[CLEAN]:
+        """Take the next DEVICE candidate: left behind, then the clean reserve; None if none is."""
+        if self.clean and self.device_queue.next_level() != LEFT:
             node = self._pop_clean()
-        return node if node is not None else self.pop_in_order()
-
-    def pop_in_order(self) -> Node | None:
-        """The next DEVICE entry as the policy orders them, taken off; None if there is none."""
-        return self._take(self.device_queue, ON_DEVICE)
+            if node is not None:
+                return node
+        return self.device_queue.take()
 
     def keep_clean(self, node: Node, stamp: int) -> None:
         """Enter a node in the clean reserve, as the last to go.
@@ -344,126 +553,31 @@ class TreeComponent:
             node: taken off its queue, or above one that was and not entered in one itself.
             stamp: its cell's, or of the node below: it inherits that when the node below leaves.
         """
-        cell = node.cells[self.index]
-        assert not cell.queued & (ON_DEVICE | CLEAN)
+        assert not node.cells[self.index].queued & (ON_DEVICE | CLEAN)
         self.clean.enter(stamp, node, self.n_slots(node))
-        cell.queued |= CLEAN
-        self.entries[CLEAN] += 1
 
     def _pop_clean(self) -> Node | None:
         """The first entry of the clean reserve that was not used since, taken off."""
         while (entry := self.clean.pop()) is not None:
             stamp, node = entry
-            cell = node.cells[self.index]
-            cell.queued &= ~CLEAN
-            self.entries[CLEAN] -= 1
-            if node.parent is None:
-                self.dead[CLEAN] -= 1
-            elif cell.stamp == stamp:
+            if node.cells[self.index].stamp == stamp:
                 return node
-            else:
+            if self._tree.is_device_candidate(node, self):
                 self.queue_device(node)
-                self.queue_double(node)
+            self.queue_double(node)
         return None
 
     def queue_double(self, node: Node) -> None:
         """Enter a node if both tiers have its data, and it is not in the clean reserve."""
         cell = node.cells[self.index]
-        if cell.device is None or cell.host is None or cell.queued & (CLEAN | DOUBLE):
-            return
-        self.doubles.enter(cell.stamp, node, self.n_slots(node))
-        cell.queued |= DOUBLE
-        self.entries[DOUBLE] += 1
+        both = cell.device is not None and cell.host is not None
+        if both and not cell.queued & (CLEAN | DOUBLE):
+            self.doubles.enter(cell.stamp, node, self.n_slots(node))
 
     def pop_double(self) -> Node | None:
         """The first node whose data both tiers have, taken off; None if there is none."""
         while (entry := self.doubles.pop()) is not None:
-            _, node = entry
-            cell = node.cells[self.index]
-            cell.queued &= ~DOUBLE
-            self.entries[DOUBLE] -= 1
-            if node.parent is None:
-                self.dead[DOUBLE] -= 1
-            elif cell.device is not None and cell.host is not None and not cell.queued & CLEAN:
-                return node
+            cell = entry[1].cells[self.index]
+            if cell.device is not None and cell.host is not None and not cell.queued & CLEAN:
+                return entry[1]
         return None
-
-    def pop_behind(self) -> Node | None:
-        """The oldest DEVICE entry that was left behind, taken off its queue; None if none is."""
-        return self._take(self.behind_queue, BEHIND)
-
-    def pop_host(self) -> Node | None:
-        """The least recently used HOST entry, taken off the queue; None if there is none."""
-        return self._take(self.host_queue, ON_HOST)
-
-    def _take(self, queue: Order, place: int) -> Node | None:
-        """The oldest entry that is of a node in the tree and whose stamp is the cell's.
-
-        A cell that was left behind and used since, or the other way round, has an entry in the
-        queue where it belongs now; the one it left is dropped.
-
-        Raises:
-            ContractViolation: K2, the policy's order gives what is not entered in it, an entry
-                again and again, or fewer than there are; or its code raises, here or as a candidate
-                was entered.
-        """
-        if self.refused is not None:
-            said = f"{type(self.refused).__name__}: {self.refused}"
-            raise self._bad_order(f"does not take a candidate: {said}") from self.refused
-        entries = self.entries
-        left = entries[place]
-        while True:
-            try:
-                entry = queue.pop()
-                if entry is None:
-                    break
-                stamp: int = entry[0]
-                node: Node = entry[1]
-                cell = node.cells[self.index]
-            except Exception as error:
-                said = f"{type(error).__name__}: {error}"
-                raise self._bad_order(f"gives no pair of stamp and node: {said}") from error
-            there = node.parent is not None
-            moved = there and (cell.stamp < FIRST_USE) is not (stamp < FIRST_USE)
-            if left < 0 or not cell.queued & place:
-                raise self._bad_order(f"gives {node!r} again, with stamp {stamp}")
-            cell.queued &= ~place
-            entries[place] -= 1
-            if there and cell.stamp != stamp and not moved:
-                self._enter(queue, place, node, cell)
-                left -= 1
-                continue
-            if there and not moved:
-                return node
-            self.dead[place] -= not there
-            if self.per_tenant_order and place == ON_DEVICE and entries[BEHIND]:
-                # Its tenant has one candidate less: another may be the one to give up data now.
-                behind = self.pop_behind()
-                if behind is not None:
-                    return behind
-        if entries[place] and not self.per_tenant_order:
-            raise self._bad_order(f"gives none while {entries[place]} candidates wait")
-        return None
-
-    def _bad_order(self, what: str) -> ContractViolation:
-        return ContractViolation("K2", self.name, f"its eviction policy's order {what}")
-
-    def forget(self, node: Node) -> None:
-        """`node` left the tree: drop its entries, in bulk once they are half of a queue's."""
-        queued, entries, dead = node.cells[self.index].queued, self.entries, self.dead
-        for place in PLACES:
-            if queued & place:
-                dead[place] += 1
-                if dead[place] * 2 > entries[place] + 64:
-                    self._queue(place).keep(lambda each: each.parent)
-                    entries[place] -= dead[place]
-                    dead[place] = 0
-
-    def _queue(self, place: int) -> Order | Fifo:
-        if place == BEHIND:
-            return self.behind_queue
-        if place == ON_DEVICE:
-            return self.device_queue
-        if place == ON_HOST:
-            return self.host_queue
-        return self.clean if place == CLEAN else self.doubles

@@ -3,7 +3,7 @@
 A pool asks for slots. Data that running requests left behind and that was not used since goes
 first, then the least recently used victim of that component (I9). Inside the tree it takes narrower
 components along and leaves wider ones; at a leaf everything goes. Candidates wait in queues per
-component and tier, see `kvgraft.policies.recency`.
+component and tier, see `kvgraft.tree.component`.
 
 A cleared namespace begins again with an empty tree. The nodes it had stay below their old root and
 keep their books, and no match leads to them. A `Sweeper` frees them bit by bit, so that nobody
@@ -12,18 +12,17 @@ waits for a large tree; who needs room meanwhile takes it from them first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from kvgraft.policies.policy import EvictionPolicy
-from kvgraft.policies.recency import FIRST_USE
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.tree.component import Cause, TreeComponent
+from kvgraft.tree.component import LEFT, Cause, TreeComponent
 from kvgraft.tree.ledger import Ledger, PoolBooks
 from kvgraft.tree.matching import cost_of_losing
-from kvgraft.tree.node import BEHIND, Node
-from kvgraft.tree.tenants import TenantLedger, share_orders
+from kvgraft.tree.node import Node
+from kvgraft.tree.tenants import TenantLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -61,42 +60,40 @@ def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
         for ledger in (*component.devices, *component.hosts):
             if ledger is not None:
                 ledger.cost = cost
-        if component.device.parts != (component.device,):
-            share_orders(tree, component, policy)
-            continue
-        component.device_queue = policy.order(component.device)
+        component.device_queue.use(policy.order)
         if component.host is not None:
-            component.host_queue = policy.order(component.host)
+            component.host_queue.use(policy.order)
 
 
 def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
     """Whether the next victim for a tenant's request is data that a running request left behind."""
     asked, tree.for_tenant = tree.for_tenant, tenant
     try:
-        while component.entries[BEHIND]:
-            node = component.pop_behind()
-            if node is None and component.entries[BEHIND]:
-                node = component.pop_in_order()  # of a tenant that gives up data first
-            if node is None:
-                return False
-            behind = node.cells[component.index].stamp < FIRST_USE
-            if tree.is_device_candidate(node, component):
-                component.queue_device(node)
-                return behind
-            tree.queue_double(node, component)
-        return False
+        return component.device_queue.next_level() == LEFT
     finally:
         tree.for_tenant = asked
 
 
 def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
     """Take the component's next candidate off its queue; None if there is none."""
-    while (node := component.pop_device()) is not None:
+    return next_victim(tree, component, component.pop_device)
+
+
+def next_victim(
+    tree: Tree, component: TreeComponent, take: Callable[[], Node | None]
+) -> Victim | None:
+    """The next DEVICE candidate that `take` gives and that can leave; None if there is none."""
+    passed: list[Node] = []
+    victim = None
+    while victim is None and (node := take()) is not None:
         victim = victim_at(tree, node, component)
-        if victim is not None:
-            return victim
+        if victim is None:
+            passed.append(node)
+    for node in passed:  # it is a candidate still, though not for this request
+        if tree.is_device_candidate(node, component):
+            component.queue_device(node)
         tree.queue_double(node, component)
-    return None
+    return victim
 
 
 def victim_at(tree: Tree, node: Node, component: TreeComponent, below: int = 0) -> Victim | None:
@@ -184,8 +181,8 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
         component.device.allocator.free(slots)
         if node.points and not cell.is_backed:
             tree.drop_points(node, component)
-    tree.sink_device(node, len(victim.components))
     lift_recency(tree, node, parent)
+    tree.sink_device(node, len(victim.components))
     if node.live_host or node.operations is not None or node.children is not None:
         drop_unreachable(tree, node)
     tree.prune(node)
@@ -196,15 +193,10 @@ def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
 
     Kept lazily: matching touches one node, and the stamp climbs when the nodes below are gone.
     """
-    if parent.parent is None:
-        return
-    leaf = not node.live_device and tree.is_device_leaf(parent)
-    for component in tree.prefix_closed:
-        above = parent.cells[component.index]
-        below = node.cells[component.index]
-        above.stamp = max(above.stamp, below.stamp)
-        if leaf and above.device is not None and not above.device_pins:
-            component.queue_device(parent)
+    for component in tree.prefix_closed if parent.parent is not None else ():
+        stamp = node.cells[component.index].stamp
+        if stamp > parent.cells[component.index].stamp:
+            component.restamp(parent, stamp)
 
 
 def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
@@ -241,7 +233,7 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     for node in held:
         component.queue_double(node)
     while ledger.room < target:
-        node = component.pop_host()
+        node = component.host_queue.take()
         if node is None:
             break
         if tree.is_host_candidate(node, component):
@@ -301,12 +293,10 @@ def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
         tree.drop_host(node, other, cause)
         if other.home_is_host:
             _lose_home(tree, node, other, cause)
-    if parent.parent is not None:
-        for other in tree.prefix_closed:
-            above = parent.cells[other.index]
-            above.stamp = max(above.stamp, node.cells[other.index].stamp)
-            if tree.is_host_candidate(parent, other):
-                other.queue_host(parent)
+    lift_recency(tree, node, parent)
+    for other in tree.prefix_closed if parent.parent is not None else ():
+        if tree.is_host_candidate(parent, other):
+            other.host_queue.push(parent)
     drop_unreachable(tree, node)
     tree.prune(node)
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
-from kvgraft.policies.policy import Order, class_of
+from kvgraft.policies.policy import class_of
 from kvgraft.policies.recency import FIRST_USE
 from kvgraft.tree import matching
-from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.component import Candidates, TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.operations import segment_nodes
@@ -219,7 +219,7 @@ def _holds(receipt: Receipt, component: TreeComponent, node: Node, tier: Tier) -
     return node in segment_nodes(component, receipt)
 
 
-def ranked(tree: Tree, order: Order, stamp: int) -> tuple[str, float | None]:
+def ranked(tree: Tree, order: Candidates, stamp: int) -> tuple[str, float | None]:
     """The policy's words for a class, and its score.
 
     Raises:

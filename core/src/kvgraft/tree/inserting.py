@@ -113,7 +113,8 @@ class Inserted:
 
     Attributes:
         anchor: the node ending at the inserted boundary.
-        nodes: nodes that gained data, root first.
+        nodes: nodes that gained data, root first; what is not pinned now is to be entered as
+            candidates, see `Tree.queue_candidates`.
         points: the kinds of the resume points that are new.
     """
 
@@ -240,8 +241,6 @@ def _grow(
         start = stop
     if key.hashed is not None:
         _name(tree, node, key)
-    for each in grown:  # once all are there: before, each was the last
-        tree.queue_candidates(each)
     gained += grown
     return node
 
@@ -295,7 +294,7 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
         component.devices[leaf.tenant].private -= len(run.device) // SLOT_BYTES
         tree.put(leaf, component, DEVICE, run.device, None, start)
         if not cell.device_pins:
-            cell.stamp = tree.clock - LEFT_BEHIND if run.is_left else tree.clock
+            component.restamp(leaf, tree.clock - LEFT_BEHIND if run.is_left else tree.clock)
 
 
 def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node:
@@ -314,8 +313,6 @@ def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
     gained = False
     for component, holding in zip(tree.components, holdings):
         gained = _adopt(tree, child, component, holding) or gained
-    if gained:
-        tree.queue_candidates(child)
     return gained
 
 
@@ -388,6 +385,10 @@ def _take(tree: Tree, node: Node, component: TreeComponent, slots: bytes, *, is_
     """
     cell = node.cells[component.index]
     behind = is_left and cell.host is None
-    cell.stamp = tree.clock - LEFT_BEHIND if behind else tree.clock
+    stamp = tree.clock - LEFT_BEHIND if behind else tree.clock
+    if cell.queued:
+        component.restamp(node, stamp)
+    else:
+        cell.stamp = stamp
     component.devices[node.tenant].private -= len(slots) // SLOT_BYTES
     tree.put(node, component, DEVICE, slots)

@@ -17,16 +17,13 @@ from typing import Final, NamedTuple
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.node import KINDS, Cell, Node
-from kvgraft.tree.tree import Tree
+from kvgraft.tree.tree import FURTHEST_NODES, Tree
 from kvgraft.types import PointKind
 
 BRANCH: Final = PointKind.BRANCH
 
 COST_UNIT: Final = 1024
 """The cost of computing a page again, for each page whose loss makes it necessary."""
-
-FURTHEST_NODES: Final = 16
-"""Nodes below a boundary among which the next one is looked for."""
 
 
 class Path(NamedTuple):

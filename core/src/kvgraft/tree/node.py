@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 ON_DEVICE: Final = 1
 ON_HOST: Final = 2
-BEHIND: Final = 4
-CLEAN: Final = 8
-DOUBLE: Final = 16
+CLEAN: Final = 4
+DOUBLE: Final = 8
 
 KINDS: Final = (None, *PointKind)
 """Kinds of resume points by their codes in `Node.points`."""
@@ -41,8 +40,8 @@ class Cell:
         device_pins, host_pins: receipts holding this cell per tier, data or not.
         stamp: recency, from the tree's counter; larger is later. Negative for DEVICE data that a
             running request left behind and nobody has used since: the first to go (I9).
-        queued: queues of candidates that the cell has its entry in, `ON_DEVICE`, `ON_HOST`,
-            `BEHIND`, `CLEAN` and `DOUBLE`.
+        queued: queues of candidates that the cell has an entry in: `ON_DEVICE`, `ON_HOST`, `CLEAN`
+            and `DOUBLE`, see `TreeComponent`.
     """
 
     __slots__ = ("device", "device_pins", "host", "host_pins", "incoming", "queued", "stamp")

@@ -15,7 +15,7 @@ from typing import Final
 from kvgraft.errors import LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.node import ON_DEVICE, Node
+from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -226,6 +226,8 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
             if not cell.device_pins and cell.device is not None:
                 moved += len(cell.device) // SLOT_BYTES
             cell.device_pins += 1
+            if cell.queued:
+                component.hold(node)
             assert node.parent is not None
             node = node.parent
         ledger.evictable -= moved
@@ -357,8 +359,10 @@ def _pin_state(component: TreeComponent, anchor: Node, stamp: int) -> int:
     """Pin a state at the anchor; slots that stopped being evictable."""
     cell = anchor.cells[component.index]
     cell.device_pins += 1
+    if cell.queued:
+        component.hold(anchor)
     if stamp:
-        cell.stamp = stamp
+        component.restamp(anchor, stamp)
     if cell.device_pins == 1 and cell.device is not None:
         return len(cell.device) // SLOT_BYTES
     return 0
@@ -371,22 +375,24 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
     moved = 0
     cell = anchor.cells[index]
     if component.is_prefix_closed and not low and high == anchor.end:
-        if stamp:
-            cell.stamp = stamp
         node, above = anchor, anchor.parent
         while above is not None and not (cell := node.cells[index]).device_pins:
             cell.device_pins = 1
             slots = cell.device
             if slots is not None:
                 moved += len(slots)
+            if cell.queued:
+                component.hold(node)
             node, above = above, above.parent
         while above is not None:  # pinned, and so are those above (T6)
             node.cells[index].device_pins += 1
             node, above = above, above.parent
+        if stamp:
+            component.restamp(anchor, stamp)
         return moved // SLOT_BYTES
     node = anchor
     if stamp and component.is_prefix_closed:
-        cell.stamp = stamp
+        component.restamp(anchor, stamp)
         stamp = 0
     while node.end > low:
         if node.start >= high:
@@ -398,12 +404,14 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
         if node.end > high:
             node = tree.split(node, high)
         cell = node.cells[index]
-        if stamp:
-            cell.stamp = stamp
         pins = cell.device_pins
         if not pins and cell.device is not None:
             moved += len(cell.device)
         cell.device_pins = pins + 1
+        if cell.queued:
+            component.hold(node)
+        if stamp:
+            component.restamp(node, stamp)
         node = node.parent  # type: ignore[assignment]
     return moved // SLOT_BYTES
 
@@ -421,7 +429,7 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
                 moved = len(cell.device)
                 component.queue_device(anchor)
             if component.home_is_host and tree.is_host_candidate(anchor, component):
-                component.queue_host(anchor)
+                component.host_queue.push(anchor)
     else:
         prefix_closed, home_is_host = component.is_prefix_closed, component.home_is_host
         for low, high in segment:
@@ -436,10 +444,10 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
                         moved += len(cell.device)
                         if prefix_closed:
                             deepest = deepest or node
-                        elif not cell.queued & ON_DEVICE:
+                        else:
                             component.queue_device(node)
                     if home_is_host and tree.is_host_candidate(node, component):
-                        component.queue_host(node)
+                        component.host_queue.push(node)
                 node = node.parent  # type: ignore[assignment]
     if moved:
         moved //= SLOT_BYTES
@@ -477,8 +485,10 @@ def pin_host(
         cell.host_pins += step
         if cell.host is not None and cell.host_pins == (1 if step > 0 else 0):
             moved += len(cell.host) // SLOT_BYTES
-            if step < 0 and tree.is_host_candidate(node, component):
-                component.queue_host(node)
+            if step > 0:
+                component.host_queue.withdraw(node)
+            elif tree.is_host_candidate(node, component):
+                component.host_queue.push(node)
     ledger = component.hosts[anchor.tenant]
     if moved and ledger is not None:
         ledger.pinned += step * moved

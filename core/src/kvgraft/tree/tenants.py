@@ -18,20 +18,14 @@ its limit takes its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from kvgraft.errors import ConfigError
-from kvgraft.policies.policy import EvictionPolicy, Order
-from kvgraft.policies.recency import RecencyQueue
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.stats import PoolShare
 from kvgraft.tree.ledger import Ledger, PoolBooks
 from kvgraft.types import Tier
-
-if TYPE_CHECKING:
-    from kvgraft.tree.component import TreeComponent
-    from kvgraft.tree.tree import Tree
 
 ROUNDING: Final = 1e-6
 """Slots by which a share of a pool may be too small for want of digits: 0.29 of 100 is 29."""
@@ -234,112 +228,3 @@ class SharedLedger(PoolBooks):
     def headroom(self) -> int:
         """Slots that are guaranteed to nobody and that no request holds or is promised."""
         return self.allocator.capacity - sum([each.claim for each in self._parts])
-
-
-class TenantOrders:
-    """The candidates of one pool: an order for each tenant.
-
-    Whose candidate leaves next depends on the tenant that room is made for (`Tree.for_tenant`).
-
-    Args:
-        tree: says for whom room is made.
-        pool: the pool's ledger.
-        orders: one per tenant.
-        beside: the pool's other candidates, which leave after those of the same tenant here.
-    """
-
-    def __init__(
-        self,
-        tree: Tree,
-        pool: SharedLedger,
-        orders: Sequence[Order],
-        beside: TenantOrders | None = None,
-    ) -> None:
-        self._tree = tree
-        self._ledgers = pool.parts
-        self._orders = orders
-        self._beside = beside
-        self._waiting = [0] * len(orders)
-
-    def wrap(self, wrapper: Callable[[Order, PoolBooks], Order]) -> None:
-        """Put an order around each of the tenants'."""
-        self._orders = [wrapper(*each) for each in zip(self._orders, self._ledgers)]
-
-    def push(self, stamp: int, node: Any) -> None:
-        """Enter a candidate with those of its tenant."""
-        self._orders[node.tenant].push(stamp, node)
-        self._waiting[node.tenant] += 1
-
-    def pop(self) -> tuple[int, Any] | None:
-        """Take the next candidate of the tenant that gives one up; None if none has to.
-
-        Raises:
-            LookupError: the policy's order has lost a candidate (K2).
-        """
-        giver = self.giver()
-        if giver is None or not self._waiting[giver]:
-            return None
-        entry = self._orders[giver].pop()
-        if entry is None:
-            name = self._ledgers[giver].tenant.name
-            raise LookupError(f"{self._waiting[giver]} candidates of tenant {name!r} wait")
-        self._waiting[giver] -= 1
-        return entry
-
-    def giver(self) -> int | None:
-        """The tenant whose data goes next: it borrowed most for its weight; None if none has to.
-
-        The tenant that asks may lose its own whatever it has, others what they borrowed (K4, K5).
-        Where it is its limit that the tenant is short of, only its own helps.
-        """
-        ledgers, for_tenant = self._ledgers, self._tree.for_tenant
-        if for_tenant is not None:
-            own = ledgers[for_tenant]
-            if own.limit - own.used <= own.allocator.n_free:
-                return for_tenant
-        found, most = None, (0.0, False)
-        for index, ledger in enumerate(ledgers):
-            if not self._waiting[index] and not (self._beside and self._beside.waits(index)):
-                continue
-            over = ledger.over
-            if over > 0 or for_tenant is None or index == for_tenant:
-                rank = over / ledger.tenant.weight, index == for_tenant
-                if found is None or rank > most:
-                    found, most = index, rank
-        return found
-
-    def waits(self, tenant: int) -> bool:
-        """Whether a tenant has candidates."""
-        return self._waiting[tenant] > 0
-
-    def keep(self, wanted: Callable[[Any], object]) -> None:
-        """Drop every candidate that is not wanted; O(candidates)."""
-        for index, order in enumerate(self._orders):
-            order.keep(wanted)
-            self._waiting[index] = len(order)
-
-    def score(self, stamp: int) -> float | None:
-        """The score of data with a stamp, of any tenant; None if it has none."""
-        return self._orders[0].score(stamp)
-
-    def __len__(self) -> int:
-        return sum([len(order) for order in self._orders])
-
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Every candidate with its stamp, in no order."""
-        for order in self._orders:
-            yield from order
-
-
-def share_orders(tree: Tree, component: TreeComponent, policy: EvictionPolicy) -> None:
-    """Give every tenant orders of its own in the pools of a component."""
-    component.per_tenant_order = True
-    device, host = component.device, component.host
-    assert isinstance(device, SharedLedger)
-    used = TenantOrders(tree, device, [policy.order(each) for each in device.parts])
-    component.device_queue = used
-    behind = [RecencyQueue() for _ in device.parts]
-    component.behind_queue = TenantOrders(tree, device, behind, beside=used)
-    if isinstance(host, SharedLedger):
-        orders = [policy.order(each) for each in host.parts]
-        component.host_queue = TenantOrders(tree, host, orders)

@@ -20,7 +20,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import PoolBooks
-from kvgraft.tree.node import Node
+from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.types import PointKind, Tier
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ class TreeObserver:
         """A request resumes at `anchor`."""
 
 
-EXPIRED: Final = -1 << 16
-"""The level of data whose time is over: below every priority."""
+FURTHEST_NODES: Final = 16
+"""Nodes along a line among which the next data of a component is looked for."""
 
 DEVICE: Final = Tier.DEVICE
 HOST: Final = Tier.HOST
@@ -132,7 +132,7 @@ class Tree:
         self.page_bytes = page_size * TOKEN_BYTES
         self.prefix_closed_host = prefix_closed_host
         self.components = tuple(
-            TreeComponent(shape, index, page_size, device[shape.name], host.get(shape.name))
+            TreeComponent(self, shape, index, device[shape.name], host.get(shape.name))
             for index, shape in enumerate(ordered(shapes))
         )
         for component in self.components:
@@ -394,9 +394,9 @@ class Tree:
                 parent.children = None
             node.parent = None
             self.n_nodes -= 1
-            for component, cell in zip(self.components, node.cells):
-                if cell.queued:
-                    component.forget(node)
+            for component in self.components:
+                component.clean.withdraw(node)
+                component.doubles.withdraw(node)
             for each in self.observers:
                 each.removed(node)
             node = parent
@@ -451,13 +451,28 @@ class Tree:
                 live = above.live_device = above.live_device + 1
             else:
                 live = above.live_host = above.live_host + 1
+            if above is not node:  # no leaf any more
+                for leaf in self.prefix_closed:
+                    (leaf.device_queue if on_device else leaf.host_queue).withdraw(above)
             above = above.parent
+        if on_device and not component.is_prefix_closed:
+            self._enter_anew(node, component)
+
+    def _enter_anew(self, node: Node, component: TreeComponent) -> None:
+        """Losing the data before that of `node` costs less by now: its order is told."""
+        above = node.parent
+        for _ in range(FURTHEST_NODES):
+            if above is None or above.cells[component.index].device is not None:
+                break
+            above = above.parent
+        if above is not None and above.cells[component.index].queued & ON_DEVICE:
+            component.device_queue.withdraw(above)
+            component.device_queue.push(above)
 
     def touch(self, node: Node, component: TreeComponent) -> None:
         """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""
-        cell = node.cells[component.index]
-        was_left = cell.stamp < FIRST_USE
-        cell.stamp = self.clock
+        was_left = node.cells[component.index].stamp < FIRST_USE
+        component.restamp(node, self.clock)
         if was_left and self.is_device_candidate(node, component):
             component.queue_device(node)
 
@@ -484,6 +499,9 @@ class Tree:
         if self.for_tenant is not None and self.for_tenant != node.tenant:
             ledger.lost += n_slots
         (component.device_evictions if on_device else component.host_evictions)[cause] += n_slots
+        (component.device_queue if on_device else component.host_queue).withdraw(node)
+        if on_device:
+            component.clean.withdraw(node)
 
     def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
         """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
@@ -542,7 +560,7 @@ class Tree:
                 if below is not node and below.parent is not None:
                     for other in self.prefix_closed:
                         if self.is_host_candidate(below, other):
-                            other.queue_host(below)
+                            other.host_queue.push(below)
                 break
             below = below.parent
 
@@ -592,6 +610,6 @@ class Tree:
             if idle and (leaf or not component.is_prefix_closed):
                 component.queue_device(node)
             if cell.host is not None and self.is_host_candidate(node, component):
-                component.queue_host(node)
+                component.host_queue.push(node)
             if cell.host is not None and cell.device is not None:
                 self.queue_double(node, component)

@@ -15,7 +15,7 @@ from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.requests.rows import DEVICE, Rows, slot_table, state_number
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import PoolBooks, SlotOwner
-from kvgraft.tree.node import BEHIND, CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
+from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tenants import SharedLedger
@@ -300,26 +300,25 @@ def check_transfers(tree: Tree, nodes: Sequence[Node], operations: Sequence[Oper
 
 
 def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -> None:
-    def is_left(node: Node, component: TreeComponent) -> bool:
-        return node.cells[component.index].stamp < 0 and tree.is_device_candidate(node, component)
+    """Candidates are those of the definition, with their cells' stamps (T7)."""
 
-    def is_used(node: Node, component: TreeComponent) -> bool:
-        return node.cells[component.index].stamp >= 0 and tree.is_device_candidate(node, component)
+    def on_device(node: Node) -> bool:
+        reserved = node.cells[component.index].queued & CLEAN
+        return not reserved and tree.is_device_candidate(node, component)
 
-    def is_entered(node: Node, component: TreeComponent) -> bool:
-        return bool(node.cells[component.index].queued & CLEAN)
+    def on_host(node: Node) -> bool:
+        return tree.is_host_candidate(node, component)
 
-    def is_double(node: Node, component: TreeComponent) -> bool:
+    def is_double(node: Node) -> bool:
         cell = node.cells[component.index]
         both = cell.device is not None and cell.host is not None and not cell.queued & CLEAN
         kept = tree.prefix_closed_host or component.home_is_host or component.per_tenant_order
         return both and not kept
 
     for queue, flag, is_candidate in (
-        (component.behind_queue, BEHIND, is_left),
-        (component.device_queue, ON_DEVICE, is_used),
-        (component.host_queue, ON_HOST, tree.is_host_candidate),
-        (component.clean, CLEAN, is_entered),
+        (component.device_queue, ON_DEVICE, on_device),
+        (component.host_queue, ON_HOST, on_host),
+        (component.clean, CLEAN, None),
         (component.doubles, DOUBLE, is_double),
     ):
         entries = {id(node): stamp for stamp, node in queue}
@@ -327,18 +326,19 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
             raise IntegrityError("T7", component.name, "a candidate is entered twice")
         for node in nodes:
             cell = node.cells[component.index]
-            if bool(cell.queued & flag) != (id(node) in entries):
+            there = id(node) in entries
+            if bool(cell.queued & flag) != there:
                 raise IntegrityError(
                     "T7", component.name, f"{node!r}: queued flag and queue disagree"
                 )
-            if not is_candidate(node, component) or (flag == ON_DEVICE and cell.queued & CLEAN):
+            if is_candidate is None:
                 continue
-            if id(node) not in entries:
+            if is_candidate(node) and not there:
                 raise IntegrityError("T7", component.name, f"{node!r} is a victim but no candidate")
-            if flag not in (CLEAN, DOUBLE) and entries[id(node)] > cell.stamp:
-                raise IntegrityError(
-                    "T7", component.name, f"{node!r}: its entry is ahead of its stamp"
-                )
+            if there and flag != DOUBLE and not is_candidate(node):
+                raise IntegrityError("T7", component.name, f"{node!r} is a candidate but no victim")
+            if there and flag != DOUBLE and entries[id(node)] != cell.stamp:
+                raise IntegrityError("T7", component.name, f"{node!r}: its entry is of another use")
 
 
 def _check_free(ledger: PoolBooks, owner: dict[int, str]) -> None:

@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
 from kvgraft.policies.policy import CLASS_BITS
-from kvgraft.policies.policy import Order as Policy
 from kvgraft.policies.recency import RecencyQueue
-from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.component import EXPIRED, Candidates, TreeComponent
 from kvgraft.tree.explaining import ranked
 from kvgraft.tree.node import CLEAN, DOUBLE, Node
-from kvgraft.tree.tree import EXPIRED, Tree
+from kvgraft.tree.tree import Tree
 
 if TYPE_CHECKING:
     from kvgraft.tree.ledger import PoolBooks
@@ -42,7 +41,6 @@ class Order:
         self._on_device = True
         self._exact = True
         self._queue: list[_Entry] = []
-        self._entered: dict[int, int] = {}
         self._clean: dict[int, tuple[int, int]] = {}
         self._doubles: set[int] = set()
         self._held: dict[int, list[bool]] = {}
@@ -80,7 +78,6 @@ class Order:
         self._held = {}
         self._pinned = set()
         self._queue = []
-        self._note_entered()
         self._clean, self._doubles = {}, set()
         if on_device:
             entries = enumerate(component.clean)
@@ -112,7 +109,9 @@ class Order:
         heapify(self._queue)
         first = self._next()
         self._component = None
-        if first is None or (order.score(first[0][2]) is None and type(order) is not RecencyQueue):
+        if first is None or (
+            order.score(first[0][2]) is None and type(order.first_order) is not RecencyQueue
+        ):
             return None
         return first[0]
 
@@ -231,31 +230,16 @@ class Order:
         offered = cell.queued & (CLEAN | DOUBLE) == DOUBLE
         return not self._on_device and offered and cell.device is not None
 
-    def _order(self, component: TreeComponent) -> Policy:
+    def _order(self, component: TreeComponent) -> Candidates:
         return component.device_queue if self._on_device else component.host_queue
 
-    def _note_entered(self) -> None:
-        """Note with which stamps candidates are in the policy's order."""
-        assert self._component is not None
-        self._entered = {id(node): stamp for stamp, node in self._order(self._component)}
-
     def _rank(self, node: Node, component: TreeComponent) -> _Rank:
-        """When a candidate is to leave: the clean reserve first, in the order of its entries.
-
-        One that was used since it was entered leaves no earlier than by the use it was entered
-        with, and no earlier than by its last one.
-        """
+        """When a candidate is to leave: the clean reserve first, in the order of its entries."""
         stamp = node.cells[component.index].stamp
-        rank = self._ranked(component, stamp)
         if self._is_double(node, component):
             return -inf, 0.0, 0
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
-        if reserved == stamp:
-            return -inf, 0.0, place
-        entered = self._entered.get(id(node), stamp)
-        if entered == stamp or stamp < 0:
-            return rank
-        return max(rank, self._ranked(component, entered))
+        return (-inf, 0.0, place) if reserved == stamp else self._ranked(component, stamp)
 
     def _ranked(self, component: TreeComponent, stamp: int) -> _Rank:
         """The rank of data with a stamp; what was left behind leaves before all other (I9)."""
@@ -308,16 +292,12 @@ class Order:
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
         if reserved == stamp:
             rank = -inf, 0.0, place
-        if first is not None and first[0] < rank:
-            # Candidates that were used since they were entered may have been entered anew by now.
-            self._note_entered()
-            first = self._next()
         if first is None or first[0] >= rank:
             return
         level, score, other = first[0]
         order = self._order(component)
         scored = level == -inf or level != rank[0] or order.score(stamp) is not None
-        if not scored and type(order) is not RecencyQueue:
+        if not scored and type(order.first_order) is not RecencyQueue:
             return
         if level == -inf and other >= 0:
             ahead = f"number {other} of the clean reserve" if self._on_device else "on DEVICE, too"

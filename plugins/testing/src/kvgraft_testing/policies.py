@@ -127,8 +127,9 @@ class _Driver:
     def step(self, number: int) -> None:
         call = self.chance.choice([self._begin, self._finish, self._push, self._push, self._pop])
         call(number)
+        if self.chance.random() < 0.1:
+            self._withdraw(number)
         if self.chance.random() < 0.01:
-            self._keep(number)
             self._rank(number)
         if self.chance.random() < 0.05:
             self._look()
@@ -234,19 +235,22 @@ class _Driver:
         elif self._taken(at) is not None:
             raise ContractViolation("K1", None, f"step {number}: an empty order gives a victim")
 
-    def _keep(self, number: int) -> None:
+    def _withdraw(self, number: int) -> None:
+        """Drop a candidate, as one that is used again or may not leave any more."""
         at = self.chance.randrange(len(self.entered))
-        gone = {each for each in self.entered[at] if self.chance.random() < 0.5}
-        self.entered[at] = {k: v for k, v in self.entered[at].items() if k not in gone}
+        if not self.entered[at]:
+            return
+        node = self.chance.choice(sorted(self.entered[at]))
+        stamp = self.entered[at].pop(node)
         for each in self.twins:
-            with _told("keep", "K2"):
-                each.orders[at].keep(lambda node: node not in gone)
+            with _told("withdraw", "K2"):
+                each.orders[at].withdraw(stamp, node)
             there = sorted(node for _, node in each.orders[at])
             if there != sorted(self.entered[at]) or len(each.orders[at]) != len(there):
                 raise ContractViolation(
                     "K2",
                     None,
-                    f"step {number}: {len(there)} candidates after `keep`, wanted were "
+                    f"step {number}: {len(there)} candidates after `withdraw`, wanted were "
                     f"{len(self.entered[at])}",
                 )
 

@@ -73,11 +73,9 @@ def _candidates(cache: Cache) -> list[CandidateClass]:
         for tier, order in tiers:
             classes: dict[int, list[tuple[int, float | None]]] = {}
             for stamp, node in order:
-                cell = node.cells[component.index]
-                if node.parent is None or (cell.device if tier == "device" else cell.host) is None:
-                    continue
-                entries = classes.setdefault(class_of(cell.stamp), [])
-                entries.append((component.n_slots(node), order.score(max(stamp, cell.stamp))))
+                if stamp >= 0:
+                    entries = classes.setdefault(class_of(stamp), [])
+                    entries.append((component.n_slots(node), order.score(stamp)))
             for use_class, entries in sorted(classes.items()):
                 scores = [score for _, score in entries if score is not None]
                 found.append(

@@ -133,7 +133,7 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, arrival: Arrival) -
     there[first:last] = False
     n_slots = len(slots) // SLOT_BYTES
     ledger.in_flight -= n_slots
-    cell.stamp = tree.clock
+    component.restamp(node, tree.clock)
     tree.put(node, component, Tier.HOST, slots, Tier.STORAGE)
     return n_slots
 

@@ -10,6 +10,7 @@ from kvgraft.packages.dispatch import Mounted
 from kvgraft.reach import PageReach
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand, DemandQuery, Tier
 from kvgraft_testing.clause import clause, expect
 from kvgraft_testing.production.clocks import clocks_moved
@@ -93,11 +94,11 @@ def _sum(demand: Demand) -> int:
 def _component(mounted: Mounted, page_size: int) -> TreeComponent:
     """The component as admission sees it."""
     component = mounted.component
-    host = None
+    device = {mounted.name: Ledger(mounted.name, Tier.DEVICE, component.device.allocator)}
+    host = {}
     if component.host is not None:
-        host = Ledger(mounted.name, Tier.HOST, component.host.allocator)
-    device = Ledger(mounted.name, Tier.DEVICE, component.device.allocator)
-    return TreeComponent(mounted.shape, 0, page_size, device, host)
+        host[mounted.name] = Ledger(mounted.name, Tier.HOST, component.host.allocator)
+    return Tree(page_size, [mounted.shape], device, host).components[0]
 
 
 def _step(subject: Subject, query: DemandQuery) -> int:

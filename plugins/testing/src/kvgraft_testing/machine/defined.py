@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kvgraft.config import TenantSettings
-from kvgraft.tree.tenants import TenantLedger, TenantOrders
+from kvgraft.tree.component import Candidates
+from kvgraft.tree.tenants import TenantLedger
 from kvgraft.types import Tier
 from kvgraft_testing.machine.brute_force import Gone
 from kvgraft_testing.machine.judging import Judge
@@ -55,14 +56,14 @@ def check_rights(judge: Judge, cache: Cache, now: Snapshot) -> None:
                     rule = "K4" if told[::2] != true[::2] else "K5"
                     said = f"{tier.value}: tenant {at} has guarantee, limit, borrowed, room and "
                     judge.fail(rule, name, f"{said}headroom {told}; by its settings it is {true}")
-            if isinstance(queue, TenantOrders):
+            if component.per_tenant_order:
                 _check_giver(judge, cache, queue, (name, tier.value), shares, free, weights)
 
 
 def _check_giver(
     judge: Judge,
     cache: Cache,
-    queue: TenantOrders,
+    queue: Candidates,
     where: tuple[str, str],
     shares: tuple[Share, ...],
     free: int,

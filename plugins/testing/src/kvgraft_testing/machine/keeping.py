@@ -100,9 +100,8 @@ class _ByRank:
                 return entry
         return None
 
-    def keep(self, wanted: Callable[[Any], object]) -> None:
-        for queue in self.ranks:
-            queue.keep(wanted)
+    def withdraw(self, stamp: int, node: Any) -> None:
+        self.ranks[class_of(stamp)].withdraw(stamp, node)
 
     def score(self, stamp: int) -> float | None:
         return class_of(stamp)
