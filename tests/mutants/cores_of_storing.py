@@ -40,7 +40,7 @@ change(
 change(
     "delivered data is not kept for its request",
     STORED,
-    "L8",
+    "S4",
     Deliveries.keep,
     "hold_host(tree, matching.anchor_node(tree, found), found.anchor)",
     "hold_host(tree, tree.root(prefetch.key.namespace), 0)",
@@ -48,7 +48,7 @@ change(
 change(
     "the pins of delivered data are never let go of",
     STORED,
-    "T8 L1 L2 T3 L8",
+    "T8 L1 L2 T3",
     Deliveries.release,
     "release(self.tree, delivery.receipt)",
     "pass",

@@ -251,14 +251,14 @@ class Prefetches:
             if kept and each.prefetch.ended and not each.pages:
                 self._delivered(each, after)
             if each.kept and not kept and name not in LETS_GO:
-                self.judge.fail("L8", None, f"{name}: {each.name} is not kept any longer")
+                self.judge.fail("S4", None, f"{name}: {each.name} is not kept any longer")
             each.kept = kept
             for component, pages in each.pages.items() if kept else ():
                 held = after.held[component]
                 lost = pages - (held.host.keys() & held.host_pinned)
                 if lost:
                     said = f"does not hold {lost} on host, which came for {each.name}"
-                    self.judge.fail("L8", component, said)
+                    self.judge.fail("S4", component, said)
 
     def _check_arrivals(self, before: Snapshot, after: Snapshot) -> None:
         """Only copies and prefetches bring data to HOST."""
