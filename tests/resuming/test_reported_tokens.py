@@ -1,4 +1,4 @@
-"""`finish` reports as cached the tokens that the next request resumes from (G6)."""
+"""`finish` reports as cached the tokens that the next request resumes from."""
 
 from __future__ import annotations
 

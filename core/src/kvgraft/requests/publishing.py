@@ -242,7 +242,7 @@ class Publisher:
             else:
                 self.insert(request, page)
         page = max(page, request.cached)
-        if request.state_components:  # some that it shared before may have been evicted since (G6)
+        if request.state_components:  # some that it shared before may have been evicted since
             page = matching.match(self.tree, request.key, page).anchor
         return page
 
