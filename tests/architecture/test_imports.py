@@ -88,7 +88,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 19_581
+MOST_LINES = 19_507
 """Of the core's source."""
 
 
