@@ -118,6 +118,36 @@ def test_data_whose_time_is_over_in_seconds_leaves_first(policy: str) -> None:
         assert left(cache, 1, 2, 3) == [3]
 
 
+def test_time_that_ends_while_data_is_pinned_counts_once_it_is_not() -> None:
+    clock = Time()
+    with opened("lru", clock, host_tokens=0) as cache:
+        serve(cache, prompt(0))
+        serve(cache, prompt(1), ttl_s=10, priority=1)
+        cache.pin(TokenKey(prompt(1)), owner="me")
+        clock.now_s = 10.0
+        cache.poll()
+        cache.unpin_all("me")
+        cache.check_integrity()
+        cache.evict("full", 4)
+        cache.check_integrity()
+        assert left(cache, 0, 1) == [0]
+
+
+def test_a_clock_that_goes_back_stands_still() -> None:
+    clock = Time()
+    with opened("lru", clock, host_tokens=0) as cache:
+        serve(cache, prompt(0))
+        serve(cache, prompt(1), ttl_s=10, priority=1)
+        for clock.now_s in (10.0, 3.0):
+            cache.poll()
+            cache.evict("full", 0)
+        cache.check_integrity()
+        cache.evict("full", 4)
+        assert left(cache, 0, 1) == [0]
+        serve(cache, prompt(2))
+        cache.check_integrity()
+
+
 def test_a_clock_may_count_requests() -> None:
     """Ranks that decide alike need no common time then (D1)."""
     begun = Time()

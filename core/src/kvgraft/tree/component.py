@@ -98,6 +98,10 @@ class Candidates:
         cell = node.cells[self._index]
         if cell.queued & self._place:
             return
+        self._expire()
+        self._enter(node, cell)
+
+    def _enter(self, node: Node, cell: Cell) -> None:
         line = self._line(node, cell)
         try:
             line.order.push(cell.stamp, node)
@@ -222,7 +226,10 @@ class Candidates:
         return first, None if first is None else lines[first]
 
     def _expire(self) -> None:
-        """Move the candidates whose time is over by now."""
+        """Move the candidates whose time is over by now, before any is entered or looked for.
+
+        So what has its time in the heap and is entered, lies at its priority's level.
+        """
         by_time, lifetimes = self._by_time, self._tree.lifetimes
         while by_time and lifetimes is not None and by_time[0][0] <= lifetimes.now_s:
             entry = heappop(by_time)
@@ -232,7 +239,7 @@ class Candidates:
             cell = node.cells[self._index]
             if cell.queued & self._place and cell.stamp == stamp:
                 self._leave(node, cell, self._lines[node.tenant][lifetimes.priority(stamp)])
-                self.push(node)
+                self._enter(node, cell)
 
     def _leave(self, node: Node, cell: Cell, line: _Line) -> None:
         cell.queued &= ~self._place

@@ -47,8 +47,8 @@ class Lifetimes:
         self.now_s = clock()
 
     def read_clock(self) -> None:
-        """Time goes on."""
-        self.now_s = self._clock()
+        """Time goes on, never back."""
+        self.now_s = max(self.now_s, self._clock())
 
     def note(self, stamp: int, retention: Retention) -> None:
         """A use has a retention; O(1), amortised over the data there is."""
