@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, fie
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-__all__ = ["SettingsModel", "first_refusal", "of_type", "other_names", "shown"]
+__all__ = ["SettingsModel", "first_refusal", "of_type", "other_names", "shown", "wanted"]
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -38,6 +38,7 @@ WANTED = {
     "path_not_file": "a file that is there",
     "path_not_directory": "a directory that is there",
     "string_too_short": "text of {min_length} or more characters",
+    "too_long": "{max_length} or fewer",
     **dict.fromkeys(INTEGER, "a whole number"),
     **dict.fromkeys(FLOAT, "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
@@ -131,12 +132,17 @@ def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> 
     value = shown(first["input"])
     if first["type"] == "size":
         return f"{name}={value} {first['msg']}"
-    wanted = WANTED.get(first["type"])
-    if wanted is None:
-        return f"{name}={value}: {_plain(first)}"
-    bounds = {key: _short(each) for key, each in first.get("ctx", {}).items()}
     example = _example(field, ", such as ") if first["type"] in OF_A_TYPE else ""
-    return f"{name}={value}: give {wanted.format(**bounds)}{example}"
+    return f"{name}={value}: {wanted(first)}{example}"
+
+
+def wanted(problem: ErrorDetails) -> str:
+    """What to give: "give 0 or more"; the model's own words where it has some."""
+    known = WANTED.get(problem["type"])
+    if known is None:
+        return _plain(problem)
+    bounds = {key: _short(each) for key, each in problem.get("ctx", {}).items()}
+    return f"give {known.format(**bounds)}"
 
 
 def other_names(

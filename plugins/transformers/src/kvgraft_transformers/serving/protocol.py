@@ -22,6 +22,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from kvgraft import SettingsModel
+from kvgraft.refusals import wanted
 from kvgraft_transformers.engine.sampling import Sampling
 
 __all__ = [
@@ -475,7 +476,7 @@ def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> ApiError:
     where = ".".join(place)
     if problem["type"] == "missing":
         return ApiError(f"missing required argument: {where}", param=name)
-    told = problem["msg"].removeprefix("Value error, ")
+    told = wanted(problem)
     if problem["type"] in ("dict_type", "model_type", "model_attributes_type"):
         told = "give an object"
     return ApiError(f"{where}={_echo(problem['input'])}: {told}", param=where)
