@@ -447,7 +447,7 @@ change(
     TWO,
     "T7 E1",
     eviction.lift_recency,
-    "above.stamp = max(above.stamp, below.stamp)",
+    "component.restamp(parent, stamp)",
     "pass",
 )
 change(

@@ -137,7 +137,7 @@ def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> 
 
 
 def wanted(problem: ErrorDetails) -> str:
-    """What to give: "give 0 or more"; the model's own words where it has some."""
+    """The advice: "give 0 or more"; the model's own words where it has some."""
     known = WANTED.get(problem["type"])
     if known is None:
         return _plain(problem)

@@ -499,7 +499,7 @@ class TreeComponent:
         self.doubles = Fifo(index, DOUBLE)
         self.host_floor: float | None = None
         self.host_level = 0
-        self.per_tenant_order = device.parts != (device,)
+        self.per_tenant_order = len(device.parts) > 1
         self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
         self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
 

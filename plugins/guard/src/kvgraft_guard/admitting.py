@@ -413,7 +413,8 @@ class Admitting:
         def after(cached: int, was: Reading, now: Reading) -> None:
             self.watched.check_time("finish", now_s)
             size = self.tree.page_size
-            if cached % size or not had * size <= cached <= max(request.computed, had * size):
+            least = 0 if self.tree.has_state else had * size
+            if cached % size or not least <= cached <= max(request.computed, had * size):
                 raise ContractViolation(
                     "I6",
                     None,
@@ -425,7 +426,7 @@ class Admitting:
             if offer is not None:
                 n_device = self.books.n_device
                 evicted = was.left[:n_device] != now.left[:n_device]
-                shares.check_shared(request, offer, cached // size, evicted=evicted)
+                shares.check_ended(request, offer, cached // size, evicted=evicted)
             self._check_given_back("finish", before, was, now)
 
         return after

@@ -392,6 +392,23 @@ class Shares:
                     return False
         return True
 
+    def check_ended(self, request: Request, offer: Offer, said: int, *, evicted: bool) -> None:
+        """An end says up to which page the next request can resume, and shares all it can (I6).
+
+        A state that was shared earlier may have been evicted since.
+        """
+        end = max(offer.cached, offer.best)
+        there = end
+        if self.tree.has_state:
+            there = deepest(self.tree, look(self.tree, request.key, end), end, device_only=False)
+        if said != there:
+            raise ContractViolation(
+                "I6",
+                None,
+                f"{_of(request)} is cached up to page {said}; all components can up to {there}",
+            )
+        self.check_shared(request, offer, end, evicted=evicted)
+
     def check_shared(self, request: Request, offer: Offer, end: int, *, evicted: bool) -> None:
         """Shared data is in the tree, in the slots it was computed in (I1, I2, I6, I7).
 
