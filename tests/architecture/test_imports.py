@@ -88,7 +88,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 19_507
+MOST_LINES = 19_520
 """Of the core's source."""
 
 

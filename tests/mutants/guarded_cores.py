@@ -29,7 +29,7 @@ class BadCore(NamedTuple):
 GUARDED_CORES: dict[str, BadCore] = {
     # -- matching
     "a match skips a node after each gap": BadCore(
-        ("M1",),
+        ("M1", "M3"),
         "tree/matching.py",
         "                node = gap\n",
         "                node = gap if boundary > gap.start or gap.parent is None else gap.parent\n"
