@@ -88,7 +88,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 19_520
+MOST_LINES = 19_580
 """Of the core's source."""
 
 

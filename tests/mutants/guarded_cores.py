@@ -163,8 +163,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a prefix does not count as used with nodes below it": BadCore(
         ("T7", "T12"),
         "tree/eviction.py",
-        "if stamp > parent.cells[component.index].stamp:",
-        "if False:",
+        "if stamp > own and (",
+        "if False and (",
     ),
     "eviction frees one slot too many": BadCore(
         ("E2",),

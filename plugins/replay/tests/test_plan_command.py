@@ -289,7 +289,7 @@ def test_windows_that_get_what_they_need_hit_more_than_with_equal_tokens(planned
     equal_tokens = by_need["device_nbytes"] // (2 * 36_864)
     (equal,) = planned(*rag, "--device-tokens", equal_tokens)["sizes"]
     assert equal["device_nbytes"] <= by_need["device_nbytes"] <= 4e9
-    assert by_need["token_hit_rate"] > equal["token_hit_rate"] + 0.1
+    assert by_need["token_hit_rate"] > equal["token_hit_rate"] + 0.08
     assert by_need["rejections"] == equal["rejections"] == 0
     tokens = {pool["component"]: pool["tokens"] for pool in by_need["pools"]}
     assert tokens["full"] > 1.3 * equal_tokens
@@ -303,7 +303,9 @@ def test_other_splits_of_the_bytes_are_tried_and_the_best_one_is_taken(planned: 
     tried = {each["points"]: each for each in split["tried"]}
     assert tried.keys() >= {0.5, 0.9, 1, 1.1, 2}
     assert split["points"] in tried
-    assert size["saved_tokens"] == max(each["saved_tokens"] for each in tried.values())
+    fewest = min(each["rejections"] for each in tried.values())
+    serving = [each for each in tried.values() if each["rejections"] == fewest]
+    assert size["saved_tokens"] == max(each["saved_tokens"] for each in serving)
     assert split["gained_tokens"] == size["saved_tokens"] - tried[1]["saved_tokens"]
     assert tried[0.5]["saved_tokens"] != tried[1]["saved_tokens"]
     assert sum(pool["nbytes"] for pool in size["pools"]) <= 500e6

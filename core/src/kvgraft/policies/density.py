@@ -71,6 +71,9 @@ WORTH: list[float] = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
 
 YOUNGEST_STAMP: Final = 1 << 62
 
+MOST_ENTERED: Final = 32
+"""Candidates whose cost was not asked for yet: the call that enters them goes on changing it."""
+
 
 def level_of(cost: int) -> int:
     """The level of a cost: there are two to each doubling."""
@@ -226,7 +229,8 @@ class DensityOrder:
     bin of ages, and so a range of stamps: candidates grow older without being moved.
 
     Where costs differ, a score counts as often as the cost of a reuse says. One that rises while a
-    candidate waits, as others leave, counts then; one that falls, once it is entered again.
+    candidate waits, as others leave, counts then. One that falls counts once as many victims were
+    taken as there are candidates: with each, the cost of one more is asked for again, in turn.
 
     Args:
         base: the base component's pool on this tier.
@@ -240,6 +244,11 @@ class DensityOrder:
 
     def __init__(self, base: Pool, clock: Clock, cost: Callable[[Any], int] | None = None) -> None:
         self._cost = cost
+        self._entered = RecencyQueue()
+        """Those whose cost was not asked for yet."""
+        self._n_entered = 0
+        self._turn = (0, 0, 0)
+        """Kind, chunk and place in it of the candidate whose cost is asked for again next."""
         self.tau = base.capacity
         self._base = base
         self._clock = clock
@@ -262,10 +271,18 @@ class DensityOrder:
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate."""
-        self._put(stamp, node, 0 if self._cost is None else level_of(self._cost(node)))
+        if self._cost is None:
+            self._put(stamp, node, 0)
+            return
+        self._entered.push(stamp, node)
+        self._n_entered += 1
+        self._ask(MOST_ENTERED)
 
     def withdraw(self, stamp: int, node: Any) -> None:
         """Drop a candidate that was entered with that stamp."""
+        if self._n_entered and self._entered.drop(stamp, node):
+            self._n_entered -= 1
+            return
         for kind in self._kinds[class_of(stamp)]:
             if self._queues[kind].drop(stamp, node):
                 return
@@ -274,6 +291,9 @@ class DensityOrder:
     def pop(self) -> tuple[int, Any] | None:
         """Take the candidate of the lowest score; the oldest one of equal ones."""
         cost = self._cost
+        if cost is not None:
+            self._ask(0)
+            self._ask_again(cost)
         while (taken := self._pop()) is not None:
             stamp, node, level = taken
             now = 0 if cost is None else level_of(cost(node))
@@ -299,14 +319,41 @@ class DensityOrder:
         return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        return sum(map(len, self._queues.values()))
+        return self._n_entered + sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in no order."""
+        yield from self._entered
         for queue in self._queues.values():
             yield from queue
 
     # -- inside
+
+    def _ask(self, most: int) -> None:
+        """Ask for the costs of all candidates but at most so many."""
+        cost = self._cost
+        while self._n_entered > most and cost is not None:
+            entry = self._entered.pop()
+            assert entry is not None
+            self._n_entered -= 1
+            self._put(entry[0], entry[1], level_of(cost(entry[1])))
+
+    def _ask_again(self, cost: Callable[[Any], int]) -> None:
+        """Ask for the cost of the next candidate again, and move it if it fell."""
+        kind, chunk, at = self._turn
+        queue = self._queues.get(kind)
+        entry = None if queue is None else queue.entry(chunk, at) or queue.entry(chunk + 1, 0)
+        if entry is None or queue is None:
+            kinds = sorted(self._queues)
+            behind = bisect_left(kinds, kind + 1)
+            self._turn = (kinds[behind % len(kinds)], 0, 0) if kinds else (0, 0, 0)
+            return
+        self._turn = (kind, chunk, at + 1) if queue.entry(chunk, at) else (kind, chunk + 1, 1)
+        stamp, node = entry
+        level = level_of(cost(node))
+        if level < kind >> CLASS_BITS:
+            queue.drop(stamp, node)
+            self._put(stamp, node, level)
 
     def _put(self, stamp: int, node: Any, level: int) -> None:
         kind = level << CLASS_BITS | class_of(stamp)

@@ -136,6 +136,12 @@ class RecencyQueue:
         self._remove(chunk, at)
         return entry
 
+    def entry(self, chunk: int, at: int) -> tuple[int, Any] | None:
+        """The candidate at a place of a chunk; None if there is none."""
+        if chunk >= len(self._stamps) or at >= len(self._stamps[chunk]):
+            return None
+        return self._stamps[chunk][at], self._nodes[chunk][at]
+
     def score(self, stamp: int) -> float | None:
         """None: stamps alone decide."""
         del stamp

@@ -545,6 +545,11 @@ class TreeComponent:
         if on_host:
             self.host_queue.push(node)
 
+    def is_worth(self, stamp: int, other: int) -> bool:
+        """Whether the policy thinks no less of data with a stamp than of data with another one."""
+        score, least = self.device_queue.score(stamp), self.device_queue.score(other)
+        return score is None or least is None or score >= least
+
     def pop_device(self) -> Node | None:
         """Take the next DEVICE candidate: left behind, then the clean reserve; None if none is."""
         if self.clean and self.device_queue.next_level() != LEFT:

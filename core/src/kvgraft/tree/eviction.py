@@ -191,11 +191,13 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
 def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
     """A use of a node is a use of its prefix: the parent, next in line, inherits the stamp.
 
-    Kept lazily: matching touches one node, and the stamp climbs when the nodes below are gone.
+    Kept lazily: matching touches one node, and the stamp climbs when the nodes below are gone. A
+    policy that scores uses keeps the parent's own where that one is worth more.
     """
     for component in tree.prefix_closed if parent.parent is not None else ():
         stamp = node.cells[component.index].stamp
-        if stamp > parent.cells[component.index].stamp:
+        own = parent.cells[component.index].stamp
+        if stamp > own and (tree.lifetimes is not None or component.is_worth(stamp, own)):
             component.restamp(parent, stamp)
 
 

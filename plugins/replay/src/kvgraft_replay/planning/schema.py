@@ -65,6 +65,7 @@ class SplitTried(TypedDict):
     points: float
     token_hit_rate: float
     saved_tokens: int
+    rejections: int
 
 
 class Split(TypedDict):

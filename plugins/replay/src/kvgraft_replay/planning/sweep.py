@@ -328,6 +328,7 @@ def _split(tries: Sequence[_Try], best: SizeResult, size: Size) -> Split | None:
                 "points": each.size.points,
                 "token_hit_rate": each.result["token_hit_rate"],
                 "saved_tokens": each.result["saved_tokens"],
+                "rejections": each.result["rejections"],
             }
             for each in sorted(tries, key=lambda each: each.size.points)
         ],

@@ -218,12 +218,13 @@ def _split_table(plan: PlanResult) -> SummaryTable:
                     f"{each['points']:g}{taken}",
                     percent(each["token_hit_rate"], 1),
                     _points(each["token_hit_rate"] - rule["token_hit_rate"]),
+                    f"{each['rejections']:,}",
                 )
             )
     return SummaryTable(
         "Splits of the bytes",
         "by resume points, as multiples of the rule's",
-        (*_columns(plan), "split", "hit rate", "points"),
+        (*_columns(plan), "split", "hit rate", "points", "rejected"),
         tuple(rows),
         n_labels=len(_columns(plan)) + 1,
     )
