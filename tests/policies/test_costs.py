@@ -65,6 +65,19 @@ def test_a_cost_that_fell_counts_once_it_is_entered_again() -> None:
     assert [order.pop(), order.pop()] == [(8, 8), (0, 0)]
 
 
+def test_a_cost_that_fell_counts_while_its_candidate_waits() -> None:
+    costs = dict.fromkeys(range(40), 1000)
+    order = DensityOrder(
+        Ledger("state", Tier.DEVICE, SlotAllocator(64)), Clock(), costs.__getitem__
+    )
+    for node in costs:
+        order.push(node, node)
+    assert order.pop() == (0, 0)
+    costs[39] = 1
+    taken = [entry for _ in range(39) if (entry := order.pop())]
+    assert taken.index((39, 39)) <= 20, "every victim asks for one more cost"
+
+
 def serve(cache: Cache, tokens: list[int]) -> int:
     request = cache.begin(TokenKey(tokens), chunk=256)
     assert cache.admit(request).admitted

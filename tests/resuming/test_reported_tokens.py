@@ -22,7 +22,7 @@ NO_TOKEN = 99_999
 
 
 def reported(cache: Cache, random: Random, n_steps: int) -> list[tuple[int, int]]:
-    """What each request's end reported, and where one with the same tokens resumes at once."""
+    """Pairs: tokens that a request's end reported, and tokens that its repetition resumes at."""
     found: list[tuple[int, int]] = []
     running: list[Any] = []
     for _ in range(n_steps):
