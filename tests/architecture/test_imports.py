@@ -88,7 +88,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 19_580
+MOST_LINES = 19_589
 """Of the core's source."""
 
 

@@ -507,7 +507,7 @@ class Busy:
         self.cache.evict(component.name, self.random.randint(1, component.device.capacity), tier)
 
     def swap_out(self) -> None:
-        """Evict all that is unpinned from DEVICE; a request for some of it loads it back from HOST."""
+        """Evict all that is unpinned from DEVICE; a request loads some of it back from HOST."""
         self.engine.run_all()
         self.cache.poll()
         for component in self.cache.tree.components:

@@ -342,13 +342,17 @@ class DensityOrder:
         """Ask for the cost of the next candidate again, and move it if it fell."""
         kind, chunk, at = self._turn
         queue = self._queues.get(kind)
-        entry = None if queue is None else queue.entry(chunk, at) or queue.entry(chunk + 1, 0)
-        if entry is None or queue is None:
+        if queue is None or chunk >= queue.n_chunks:
             kinds = sorted(self._queues)
-            behind = bisect_left(kinds, kind + 1)
-            self._turn = (kinds[behind % len(kinds)], 0, 0) if kinds else (0, 0, 0)
+            if not kinds:
+                return
+            kind, chunk, at = kinds[bisect_left(kinds, kind + 1) % len(kinds)], 0, 0
+            queue = self._queues[kind]
+        entry = queue.entry(chunk, at)
+        if entry is None:  # the end of a chunk
+            self._turn = kind, chunk + 1, 0
             return
-        self._turn = (kind, chunk, at + 1) if queue.entry(chunk, at) else (kind, chunk + 1, 1)
+        self._turn = kind, chunk, at + 1
         stamp, node = entry
         level = level_of(cost(node))
         if level < kind >> CLASS_BITS:

@@ -136,6 +136,11 @@ class RecencyQueue:
         self._remove(chunk, at)
         return entry
 
+    @property
+    def n_chunks(self) -> int:
+        """Chunks that the candidates lie in."""
+        return len(self._stamps)
+
     def entry(self, chunk: int, at: int) -> tuple[int, Any] | None:
         """The candidate at a place of a chunk; None if there is none."""
         if chunk >= len(self._stamps) or at >= len(self._stamps[chunk]):
