@@ -103,6 +103,21 @@ def test_the_changes_of_steps_make_a_copy_of_the_table() -> None:
             assert cache.table_rows(name).data_ptr() == table.data_ptr()
 
 
+def test_the_changes_of_a_step_stay_what_they_were_when_they_are_read_later() -> None:
+    with opened(components={"full": {}, "swa": {"window": 8}}, max_requests=4) as cache:
+        running = prefilled(cache, 3)
+        steps = [cache.step(running, np.ones(3, np.int32))]
+        told = {name: change.slots.clone() for name, change in steps[0].changes.items()}
+        for _ in range(20):
+            steps.append(cache.step(running, np.ones(3, np.int32)))
+        cache.finish(running.pop(0))
+        cache.step(running + prefilled(cache, 1, n_tokens=40))
+        for name, change in steps[0].changes.items():
+            assert len(change.slots)
+            assert torch.equal(change.slots, told[name])
+            assert len(change.places) == len(change.slots)
+
+
 def test_a_step_in_which_no_page_begins_changes_no_entry() -> None:
     with opened(page_size=16) as cache:
         running = prefilled(cache, 3, n_tokens=17)

@@ -7,7 +7,7 @@ a step asks of most requests, so that it is a few array operations for all of th
 from __future__ import annotations
 
 import sys
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -140,24 +140,40 @@ Slots: TypeAlias = npt.NDArray[np.int32]
 NO_SLOT = -1
 """The entry of a page of which a request holds nothing."""
 
+NO_PLACES: Ints = np.zeros(0, np.int64)
+NO_SLOTS: Slots = np.zeros(0, np.int32)
+
 FEWEST_ROWS = 16
 FEWEST_PAGES = 64
 """The size of tables without bounds at first; they grow by doubling."""
 
 
-class TableChanges(NamedTuple):
-    """The entries of one page table that changed since the step before.
+class TableChanges:
+    """The entries of one page table that a step wrote; made into tensors when they are read.
 
-    `mirror.view(-1).index_copy_(0, places, slots)` repeats them in a copy on another device. An
-    entry may be there more than once; the last one counts, and they are all equal then.
+    `mirror.view(-1).index_copy_(0, changes.places, changes.slots)` repeats them in a copy on
+    another device. An entry may be there more than once; the last one counts, and they are all
+    equal then. Some may be as they were.
 
     Attributes:
         places: int64 `[n]`, in the flat table.
         slots: int32 `[n]`, their new values.
     """
 
-    places: torch.Tensor
-    slots: torch.Tensor
+    __slots__ = ("_written",)
+
+    def __init__(self, written: list[tuple[Ints, Ints, Slots]]) -> None:
+        self._written = written
+
+    @property
+    def places(self) -> torch.Tensor:
+        found = [spread(first, n) for first, n, _ in self._written]
+        return torch.from_numpy(np.concatenate([NO_PLACES, *found]))
+
+    @property
+    def slots(self) -> torch.Tensor:
+        found = [slots for _, _, slots in self._written]
+        return torch.from_numpy(np.concatenate([NO_SLOTS, *found]))
 
 
 class Rows:
@@ -201,21 +217,17 @@ class Rows:
         self.state_components = [each for each in tree.components if each.is_state]
         self.n_rows = self.n_pages = 0
         self.tables: list[Slots | None] = [None] * len(tree.components)
-        no_states = np.zeros(0, np.int32)
-        self.states: list[Slots] = [no_states] * len(tree.components)
-        self.tracked: list[Slots] = [no_states] * len(tree.components)
+        self.states: list[Slots] = [NO_SLOTS] * len(tree.components)
+        self.tracked: list[Slots] = [NO_SLOTS] * len(tree.components)
         self.request: list[Request | None] = []
         self.free: list[int] = []
         self.stale: set[int] = set()
-        self.length = self.allocated = self.given = np.zeros(0, np.int64)
+        self.length = self.allocated = self.given = NO_PLACES
         self.next_event_tokens = self.promised = self.low_pages = self.behind = self.length
         self.tracks = self.slides = np.zeros(0, np.bool_)
         self.held_from = [self.length] * len(tree.components)
         self._entered: list[list[tuple[int, bytes]]] = [[] for _ in tree.components]
-        self._changed: list[list[tuple[Ints, Slots]]] = [[] for _ in tree.components]
-        self._no_changes = TableChanges(
-            torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32)
-        )
+        self._changed: list[list[tuple[Ints, Ints, Slots]]] = [[] for _ in tree.components]
 
     def __len__(self) -> int:
         return self.n_rows - len(self.free)
@@ -274,8 +286,7 @@ class Rows:
         self.request += [None] * more
         self.free = [*range(n_rows - 1, self.n_rows - 1, -1), *self.free]
         self.n_rows, self.n_pages = n_rows, n_pages
-        for changes in self._changed:
-            changes.clear()  # places in the flat table are others now
+        self._changed = [[] for _ in self._changed]  # places in the flat table are others now
 
     # -- rows of requests
 
@@ -318,7 +329,7 @@ class Rows:
     # -- tables
 
     def read(self, component: TreeComponent, request: Request, first: int) -> None:
-        """Bring a request's row of one table up to date; only entries that differ are written.
+        """Bring a request's row of one table up to date: from the first to the last that differs.
 
         The pages before `first` are left out: there the request holds none, and the row says so.
         """
@@ -326,10 +337,14 @@ class Rows:
         assert table is not None
         slots = slot_table(request, component, DEVICE, first)
         start = first * component.slots_per_page
-        different = np.flatnonzero(table[request.row, start : start + len(slots)] != slots)
-        if len(different):
-            place = request.row * table.shape[1] + start
-            self.write(component, place + different, slots[different])
+        row = table[request.row, start : start + len(slots)]
+        different = (row != slots).tobytes()  # searched faster than an array
+        low = different.find(1)
+        if low >= 0:
+            new = slots[low : different.rfind(1) + 1]
+            row[low : low + len(new)] = new
+            place = np.array([request.row * table.shape[1] + start + low])
+            self._changed[component.index].append((place, np.array([len(new)]), new))
         if not component.is_prefix_closed:
             held = int((slots >= 0).argmax()) // component.slots_per_page if len(slots) else 0
             self.held_from[component.index][request.row] = first + held
@@ -374,34 +389,20 @@ class Rows:
                 slots = np.frombuffer(b"".join([each for _, each in entered]), np.int32)
                 n = np.array([len(each) for _, each in entered], np.int64) // SLOT_BYTES
                 first = np.array([place for place, _ in entered], np.int64)
-                self.write(component, spread(first, n), slots)
+                self.write(component, first, n, slots)
                 entered.clear()
 
-    def write(self, component: TreeComponent, index: Ints, slots: Slots) -> None:
-        """Write entries of a table by their places in the flat one."""
+    def write(self, component: TreeComponent, first: Ints, n: Ints, slots: Slots) -> None:
+        """Write `n` entries of a table from each of `first` on, by their places in the flat one."""
         table = self.tables[component.index]
         assert table is not None
-        table.reshape(-1)[index] = slots
-        self._changed[component.index].append((index, slots))
+        table.reshape(-1)[spread(first, n)] = slots
+        self._changed[component.index].append((first, n, slots))
 
     def take_changes(self) -> dict[str, TableChanges]:
         """The entries that changed since this was asked last, by component."""
-        found: dict[str, TableChanges] = {}
-        for component in self.paged:
-            changes = self._changed[component.index]
-            if not changes:
-                found[component.name] = self._no_changes
-                continue
-            if len(changes) == 1:
-                index, slots = changes[0]
-                # slots may be a view of bytes, which torch takes for writable
-                slots = slots.copy()
-            else:
-                index = np.concatenate([each for each, _ in changes])
-                slots = np.concatenate([each for _, each in changes])
-            changes.clear()
-            found[component.name] = TableChanges(torch.from_numpy(index), torch.from_numpy(slots))
-        return found
+        changed, self._changed = self._changed, [[] for _ in self._changed]
+        return {each.name: TableChanges(changed[each.index]) for each in self.paged}
 
     def tensor(self, component: TreeComponent) -> torch.Tensor:
         """The table of a paged component.

@@ -27,7 +27,7 @@ from kvgraft.requests.components import DECODED
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.publishing import EvictFirstSchedule, Publisher
 from kvgraft.requests.request import Request, no_request
-from kvgraft.requests.rows import Rows, TableChanges, spread
+from kvgraft.requests.rows import Rows, TableChanges
 from kvgraft.requests.slots import StateSlots
 from kvgraft.sizes import expect_count
 from kvgraft.tree import pinning
@@ -459,7 +459,7 @@ class Stepper:
                 stop = start + (end - begin) * page_bytes
                 request.components[index].took_pages(begin, end, slots[start:stop])
                 start = stop
-            self.rows.write(component, spread(places, n_pages * per_page), numbers)
+            self.rows.write(component, places, n_pages * per_page, numbers)
 
     def _keep_states(self, batch: Batch, fast: Ints | None) -> None:
         """Copy the live states that are worth it, each over its request's last one (I7).
