@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvgraft import Cache, TokenKey
 from kvgraft.admission import Outcome
+from kvgraft.admission.decision import Waiting
 
+from ..counting import lines_run
 from ..serving.engines import PromptEngine
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
@@ -42,6 +45,24 @@ def test_a_rejected_request_leaves_no_trace(name: str, random: Random) -> None:
     if not crowd.engine.pending:
         assert (ledgers(cache), tree_dump(cache)) == before
     cache.check_integrity()
+
+
+def lines_to_defer(n_running: int, n_leased: int) -> int:
+    """Lines that a request's deferral takes beside so many others."""
+    with Cache.open({"full": {}}, device_tokens=64_000, page_size=1, payload=False) as cache:
+        others = [cache.begin(TokenKey([1, n])) for n in range(n_running + n_leased)]
+        for each in others[:n_running]:
+            assert cache.admit(each).admitted
+        request = cache.begin(TokenKey(range(63_990)))
+        decision = cache.admit(request)  # the second one imports nothing
+        lines = lines_run(lambda: cache.admit(request))
+        assert decision.outcome is Outcome.DEFERRED
+        assert decision.waits_for == Waiting(n_running, n_leased, 0, 0)
+        return lines
+
+
+def test_a_deferral_takes_no_step_for_each_running_or_waiting_request() -> None:
+    assert lines_to_defer(10, 5) == lines_to_defer(40, 20)
 
 
 WINDOWED = {

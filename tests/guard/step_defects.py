@@ -52,10 +52,11 @@ def tokens_of_a_step_that_are_written_elsewhere(put: Patch) -> None:
 
 @breaks("T9")
 def a_step_that_does_not_tell_of_new_entries(put: Patch) -> None:
-    def silent(self: Rows, component: TreeComponent, index: Any, slots: Any) -> None:
-        table = self.tables[component.index]
-        assert table is not None
-        table.reshape(-1)[index] = slots
+    write = Rows.write
+
+    def silent(self: Rows, component: TreeComponent, first: Any, n: Any, slots: Any) -> None:
+        write(self, component, first, n, slots)
+        self._changed[component.index].pop()
 
     scene = Scene(plain=True)
     requests = decoding(scene)

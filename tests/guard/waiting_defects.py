@@ -134,8 +134,8 @@ def a_wait_that_takes_points_of_the_other(put: Patch) -> None:
 def a_wait_for_others_than_those_that_hold_the_room(put: Patch) -> None:
     waits_for = Serving._waits_for
 
-    def one_more(self: Serving, request: Request) -> Waiting:
-        waiting = waits_for(self, request)
+    def one_more(self: Serving) -> Waiting:
+        waiting = waits_for(self)
         return waiting._replace(running=waiting.running + 1)
 
     scene = Scene(plain=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from copy import copy
-from types import FrameType
 from typing import Any
 
 import pytest
@@ -12,6 +10,8 @@ import pytest
 from kvgraft import Cache, ConfigError, Outcome, TokenKey
 from kvgraft.requests.request import Request
 from kvgraft.types import PointKind
+
+from ..counting import lines_run
 
 SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
 PAGE, WINDOW = 64, 256
@@ -222,19 +222,11 @@ def lines_to_lose_points(n_tokens: int) -> int:
     sizes = {"full": SMALL, "mamba": {"states": 5}}
     cache = Cache.open(sizes, device_tokens=2 * n_tokens, page_size=1)
     serve(cache, range(n_tokens), resume_at=[1000, 2000])
-    lines = 0
 
-    def count(_: FrameType, event: str, __: object) -> Any:
-        nonlocal lines
-        lines += event == "line"
-        return count
-
-    was = sys.gettrace()
-    sys.settrace(count)
-    try:
+    def evict() -> None:
         assert cache.evict("mamba", 3) == 3
-    finally:
-        sys.settrace(was)
+
+    lines = lines_run(evict)
     assert cache.points.lost[PointKind.ASKED] == 2
     assert sum(cache.points.lost.values()) == 3
     cache.close()

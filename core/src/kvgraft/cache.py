@@ -623,13 +623,12 @@ class Cache(Serving):
     def stats(self) -> CacheStats:
         """Everything counted since the cache was opened, and who owns its slots now.
 
-        A copy, from counters and ledgers alone: O(components + requests that have not ended). It
-        waits for nothing. Another thread than the scheduler's may call it, too; its numbers are
-        then of moments that are not quite the same.
+        A copy, from counters and ledgers alone: O(components). It waits for nothing. Another thread
+        than the scheduler's may call it, too; its numbers are then of moments that are not quite
+        the same.
         """
         hits, publisher, leases = self.hits, self.publisher, self.leases
-        stages = [each.stage for each in list(self.requests.values())]
-        running = stages.count(ADMITTED)
+        running = len(self.running)
         return CacheStats(
             TokenStats(
                 hits.asked,
@@ -640,7 +639,7 @@ class Cache(Serving):
                 hits.recomputed,
             ),
             RequestStats(
-                leased=len(stages) - running,
+                leased=max(0, len(self.requests) - running),
                 running=running,
                 admitted=hits.admitted,
                 checkpoints=publisher.checkpoints,

@@ -233,7 +233,7 @@ class Serving:
         elif decision.outcome is DEFERRED and decision.pending is None:
             if self.arenas is not None:
                 self.arenas.wish(self.budget.needs(request))
-            decision = decision._replace(waits_for=self._waits_for(request))
+            decision = decision._replace(waits_for=self._waits_for())
         self._take_back(gave)
         if self.tracers is not None:
             self.tracers.notify("decided", request, decision)
@@ -517,13 +517,12 @@ class Serving:
         if gave and self.tier is not None:
             self.tier.take_back(gave)
 
-    def _waits_for(self, request: Request) -> Waiting:
-        """The holders of slots beside a deferred request."""
-        stages = [each.stage for each in self.requests.values() if each is not request]
-        running = stages.count(ADMITTED)
+    def _waits_for(self) -> Waiting:
+        """The holders of slots beside a deferred request; O(transfers that are overdue)."""
+        running = len(self.running)
         return Waiting(
             running,
-            len(stages) - running,
+            len(self.requests) - running - 1,
             self.journal.n_in_flight,
             self.tier.n_in_flight if self.tier is not None else 0,
             self.arenas.n_pending if self.arenas is not None else 0,

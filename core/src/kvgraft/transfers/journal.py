@@ -178,15 +178,15 @@ class Journal:
         return bool(queue) and queue[0].late and not queue[0].ticket.done
 
     def n_overdue(self, timeout_s: float) -> int:
-        """Transfers in flight that did not end within `timeout_s` seconds."""
+        """Transfers in flight that did not end within `timeout_s` seconds, the first in line."""
         due_s = time.monotonic() - timeout_s
-        transfers = [each for queue in self.queues.values() for each in queue]
-        return sum(
-            [
-                (each.late or each.submitted_s <= due_s) and not each.ticket.done
-                for each in transfers
-            ]
-        )
+        found = 0
+        for queue in self.queues.values():
+            for each in queue:
+                if not each.late and each.submitted_s > due_s:
+                    break
+                found += not each.ticket.done
+        return found
 
     def stats(self, direction: Direction) -> TransferStats:
         """A copy of the counts of one direction."""
