@@ -273,4 +273,4 @@ def test_every_rule_the_machine_names_is_in_its_list() -> None:
 
 
 def quoted_rules(line: str) -> list[str]:
-    return re.findall(r'"([TMILEBRADHPKVG]\d{1,2})"', line)
+    return re.findall(r'"([TMILEBRSADHPKVG]\d{1,2})"', line)

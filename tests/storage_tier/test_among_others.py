@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from kvgraft import ConfigError, Reach, TokenKey, Trailing
+from kvgraft import ConfigError, Reach, Tier, TokenKey, Trailing, WritePolicy
+from kvgraft_testing.machine import Sizes, references, setup_for
+from kvgraft_testing.machine.engines import Wait
+from kvgraft_testing.machine.harness import Harness
+from kvgraft_testing.machine.prefetches import Fetched
 from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving.components import PagedPackage
@@ -183,3 +188,36 @@ def test_a_key_that_is_cut_while_its_prefetch_waits_is_looked_for_as_it_is_now()
     assert drained(cache, first).gained_tokens == 32
     assert second.ended
     cache.close()
+
+
+@pytest.mark.parametrize("n_kinds", [1, 2, 3])
+def test_data_on_its_way_out_of_device_is_not_adopted_from_the_store(n_kinds: int) -> None:
+    """Nobody could load it back while its copy to HOST is under way (M4, R1)."""
+    setup = replace(setup_for(references()[:n_kinds]), stored=True)
+    harness = Harness(setup, Sizes(2, WritePolicy.WRITE_BACK, None, 20, 20))
+    rooms, fetches, tokens = harness.rooms, harness.prefetches, tuple(range(12))
+
+    def serve(prefetch: Fetched | None = None) -> None:
+        asked = (*tokens, 1) if prefetch is not None else tokens
+        live = harness.begin(None, asked, 0, None, fetched=prefetch)
+        assert harness.admit(live).admitted
+        harness.load_back(live)
+        rooms.step_all()
+        harness.prefill_all(live)
+        harness.finish(live)
+
+    serve()
+    rooms.squeeze()
+    rooms.step_all()
+    fetches.settle()
+    rooms.clear_host()
+    fetches.settle()
+    fetched = fetches.start((None, (*tokens, 1)))
+    fetches.answer_until("get")
+    serve()
+    rooms.expect_waits([Wait.TIMES_OUT] * 9)
+    rooms.evict(harness.model.components[0], 3, Tier.DEVICE)
+    assert harness.bench.engine.pending, "nothing is on its way to HOST"
+    fetches.settle()
+    serve(fetched)
+    harness.close()

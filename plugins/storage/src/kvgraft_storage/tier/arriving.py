@@ -123,7 +123,9 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, arrival: Arrival) -
     cell = node.cells[component.index]
     ledger = component.hosts[node.tenant]
     if ledger is None or cell.host is not None:
-        return 0  # where a copy from DEVICE is on its way, it finds this there and frees its slots
+        return 0
+    if cell.device is None and cell.incoming is not None:
+        return 0  # evicted just now: its copy to HOST holds the cell, and brings the same data
     start = node.end - 1 if component.is_state else node.start
     first, last = start - arrival.first, node.end - arrival.first
     there = arrival.there[component.index]

@@ -26,6 +26,9 @@ STEPS_OF_TIER = frozenset({"poll", "drain", "prefetch", "cancel prefetch"})
 MOST_FETCHED = 3
 """Requests that wait in a queue."""
 
+IDLE_POLLS = 6
+"""Polls after which a prefetch has asked the store something more, or has nothing to ask."""
+
 MOST_POLLS = 400
 """Polls after which everything has ended, where the store answers at once."""
 
@@ -126,6 +129,16 @@ class Prefetches:
         self.bench.trace.call(f"the store's {call} {answer.value}")
         self.bench.counts["calls of the store"] += 1
         self.store.end(index, answer)
+
+    def answer_until(self, verb: str) -> None:
+        """The store answers up to a call of that kind, or all that it is asked."""
+        assert self.store is not None
+        idle = 0
+        while idle < IDLE_POLLS and all(call.job.verb != verb for call in self.store.pending):
+            if self.pending:
+                self.answer(0, Answer.RUNS)
+            idle = 0 if self.pending else idle + 1
+            self.poll()
 
     def cleared(self, gone: dict[object, Gone]) -> list[Fetched]:
         """Prefetches of namespaces that are being cleared."""

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 from hypothesis.stateful import precondition, rule
 
 from kvgraft.types import Namespaces
+from kvgraft_testing.machine.engines import Wait
 from kvgraft_testing.machine.examples import Impossible, picked, unless_over
 from kvgraft_testing.machine.live import Live
 from kvgraft_testing.machine.picking import (
@@ -433,7 +434,7 @@ class Scenes(Picking):
         length=st.integers(1, 24),
         answers=st.lists(st.sampled_from((Answer.RUNS, *Answer)), max_size=5).map(tuple),
         calm=st.booleans(),
-        ends=st.sampled_from(("", "", "clear", "cancel")),
+        ends=st.sampled_from(("", "", "clear", "cancel", "again", "again")),
     )
     @unless_over
     def fetch_again(
@@ -459,6 +460,11 @@ class Scenes(Picking):
         harness.rooms.clear_host()
         fetches.settle()
         fetched = fetches.start(sequence)
+        if ends == "again" and not calm:
+            fetches.answer_until("get")
+            self._compute(namespace, tokens[: len(tokens) - length % 3 * size])
+            harness.rooms.expect_waits([Wait.TIMES_OUT] * len(answers))
+            harness.rooms.squeeze()
         for answer in () if calm else answers:
             for _ in range(MOST_POLLS):
                 if not fetches.pending:

@@ -53,7 +53,7 @@ class Setup:
             usual, more than such a tree has.
         stored: whether there is a store behind HOST, whose calls end when they are told to.
         drawn: whether each example draws what this leaves as it is: tenants, a shared budget,
-            priorities and times to live (`drawn_setups`).
+            priorities and times to live, a store (`drawn_setups`).
     """
 
     name: str
@@ -90,6 +90,8 @@ DRAWN: tuple[Mapping[str, Any], ...] = (
     {"keeping": BY_PRIORITY, "sweep_steps": 3},
     {"tenants": LIMITED, "keeping": BY_TERM},
     {"shared": True, "keeping": BY_PRIORITY},
+    {"stored": True},
+    {"stored": True, "tenants": TENANTS},
 )
 """Settings that examples draw beside the components."""
 
