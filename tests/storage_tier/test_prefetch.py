@@ -341,3 +341,40 @@ def test_wrong_keys_prefetches_and_stores_are_refused_in_a_line(thing: object) -
             tier.attach(thing)  # type: ignore[arg-type]
         with pytest.raises(ConfigError, match="is a list, which cannot be hashed"):
             server.cache.begin(TokenKey(PROMPT, namespace=[1]))
+
+
+@pytest.mark.parametrize("state", ["came", "under way"])
+def test_a_prefetch_is_given_to_begin_once(state: str) -> None:
+    """A deferred request that is begun again has its data in the tree, and does not count twice."""
+    shelf = stocked(HYBRID, PROMPT)
+    with serving(HYBRID, shelf) as server:
+        cache, key = server.cache, TokenKey(PROMPT)
+        shelf.gate.clear()
+        prefetch = tier_of(cache).prefetch(key)
+        if state == "came":
+            shelf.gate.set()
+            drained(cache, prefetch)
+        cache.abort(cache.begin(key, prefetch=prefetch))
+        with pytest.raises(LeaseError, match="with this prefetch before; begin without it, or"):
+            cache.begin(key, prefetch=prefetch)
+        finish(server, cache.begin(key))
+        tier_of(cache).cancel(prefetch)
+
+
+@pytest.mark.parametrize("second", [0, 1], ids=["one key", "two keys"])
+def test_a_prompt_that_is_prefetched_twice_counts_by_the_tier_it_comes_from(second: int) -> None:
+    shelf = stocked(HYBRID, PROMPT)
+    with serving(HYBRID, shelf) as server:
+        cache, keys = server.cache, [TokenKey(PROMPT), TokenKey(PROMPT)]
+        both = [tier_of(cache).prefetch(keys[at]) for at in (0, second)]
+        for each in both:
+            told = str(drained(cache, each))
+            assert told == f"{2 * PAGES} tokens beyond 0: complete"
+        found = []
+        for each in both:
+            request = cache.begin(each.key, prefetch=each)
+            found.append((request.anchor_tokens, request.device_tokens, request.storage_tokens))
+            finish(server, request)
+        assert found == [(2 * PAGES, 0, 2 * PAGES), (2 * PAGES, 2 * PAGES, 0)]
+        tokens = cache.stats().tokens
+        assert (tokens.device, tokens.host, tokens.storage) == (2 * PAGES, 0, 2 * PAGES)

@@ -190,7 +190,7 @@ class Cache(Serving):
                 chunk below one token, no hint of that name, no such priority or time, or a
                 namespace that storage has no name for.
             LeaseError: the cache is closed, a running request has this key, or the prefetch was
-                cancelled or is none of this cache.
+                cancelled, or given before, or is none of this cache.
         """
         prompt = expect_key(key).n_tokens
         if type(reserve) is not int or reserve < 0:

@@ -60,9 +60,6 @@ class Prefetch(Protocol):
     def ready(self) -> bool:
         """Whether the policy lets the request begin; never blocks (S6)."""
 
-    def gained_of(self, anchor_tokens: int) -> int:
-        """Tokens inside a prefix that STORAGE made resumable."""
-
 
 class StorageTier(Protocol):
     """The tier behind HOST, `Cache.storage`: part `storage`.

@@ -164,6 +164,9 @@ class Serving:
                     f"begin: {prefetch!r:.60} is no prefetch of this cache, which has no storage "
                     "tier; begin without one"
                 )
+            if prefetch is not None:
+                size = self.tree.page_size
+                request.fetched = Span(prefetch.anchor_tokens // size, prefetch.tokens // size)
             self.accesses.begin(request)
             if self.tree.lifetimes is not None or request.requested_retention is not None:
                 self.retentions.used(request)
@@ -171,10 +174,6 @@ class Serving:
         except BaseException:
             self.tree.release_root(root)
             raise
-        if prefetch is not None:
-            request.storage_tokens = prefetch.gained_of(request.anchor_tokens)
-            size = self.tree.page_size
-            request.fetched = Span(prefetch.anchor_tokens // size, prefetch.tokens // size)
         self.requests[id(request)] = request
         if self.tracers is not None:
             self.tracers.notify("begun", request)

@@ -21,12 +21,10 @@ class Loaded(NamedTuple):
     """The part of a request's prefix that is on HOST alone.
 
     Attributes:
-        storage: tokens of it that STORAGE brought for the request.
         slots: per component, in the tree's order, the slots that DEVICE lacks of those it needs,
             and those that come from the other tiers; empty where there is nothing to load.
     """
 
-    storage: int
     slots: Sequence[tuple[int, SlotHits]]
 
     def hits(self, components: Sequence[TreeComponent], pages: int) -> list[SlotHits]:
@@ -40,7 +38,7 @@ class Loaded(NamedTuple):
         ]
 
 
-NOTHING = Loaded(0, ())
+NOTHING = Loaded(())
 
 
 class HitCounts:
@@ -91,8 +89,8 @@ class HitCounts:
         else:
             self.asked += request.prompt
             self.device += request.device_tokens
-            self.host += anchor - request.device_tokens - loaded.storage
-            self.storage += loaded.storage
+            self.host += anchor - request.device_tokens - request.storage_tokens
+            self.storage += request.storage_tokens
         return loaded
 
     def _count_anchors(self) -> None:
@@ -116,8 +114,6 @@ class HitCounts:
         """Correct the counts of a prefix that was counted as on DEVICE: some is on HOST alone."""
         tree, fetched = self._tree, request.fetched
         size, anchor = tree.page_size, request.anchor_tokens
-        start = max(request.device_tokens, fetched.start * size)
-        storage = max(0, min(anchor, fetched.end * size) - start)
         plans = load_plan(request.receipt, tree.components)
         loaded: list[tuple[int, SlotHits]] = []
         for part, nodes, counts in zip(request.components, plans, self._slots):
@@ -131,7 +127,7 @@ class HitCounts:
             counts[0] -= missing
             counts[1] += part.host_slots - brought
             counts[2] += brought
-        return Loaded(storage, loaded)
+        return Loaded(loaded)
 
     def of_components(self) -> list[SlotHits]:
         """The hits in slots, per component, in the tree's order."""
@@ -159,13 +155,13 @@ class TenantHitCounts(HitCounts):
         if request.continues:
             self._of_tenants[at] = TenantTokens(admitted + 1, asked, device, host, storage)
             return loaded
-        behind = request.anchor_tokens - request.device_tokens
+        behind, brought = request.anchor_tokens - request.device_tokens, request.storage_tokens
         self._of_tenants[at] = TenantTokens(
             admitted + 1,
             asked + request.prompt,
             device + request.device_tokens,
-            host + behind - loaded.storage,
-            storage + loaded.storage,
+            host + behind - brought,
+            storage + brought,
         )
         return loaded
 

@@ -248,6 +248,9 @@ def begin_at(lease: Lease, request: Request, tree: Tree) -> None:
     request.key.found_at(receipt.anchor, found.root)
     request.computed = request.anchor_tokens = found.anchor * tree.page_size
     request.device_tokens = found.device_anchor * tree.page_size
+    start = max(found.device_anchor, request.fetched.start)
+    fetched = min(found.anchor, request.fetched.end) - start
+    request.storage_tokens = max(0, fetched) * tree.page_size
     request.allocated = request.cached = request.last_point = request.last_left = found.anchor
     request.left, request.points_left_out, request.published = NO_PAGES, None, False
     request.waits = []

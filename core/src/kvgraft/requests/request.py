@@ -93,7 +93,7 @@ class Request:
         allocated: pages with slots.
         anchor_tokens: length of the prefix it resumes from.
         device_tokens: how much of that can be resumed from DEVICE alone.
-        storage_tokens: how much of that STORAGE brought back for this request.
+        storage_tokens: how much of it STORAGE brought back for this request and is on HOST alone.
         fetched: the pages that its prefetch made resumable.
         components: its part of every component, in the tree's order; a lease makes them anew.
         state_components: those of state components.
@@ -191,7 +191,6 @@ class Request:
         self.prompt = prompt
         self.total = total
         self.chunk = chunk
-        self.storage_tokens = 0
         self.fetched = NOTHING_FETCHED
         self.resume_at: tuple[int, ...] = ()
         self.skipped = NO_POINTS
@@ -211,6 +210,7 @@ class Request:
         self.limited: Limited | None
         self.anchor_tokens: int
         self.device_tokens: int
+        self.storage_tokens: int
         self.computed: int
         self.allocated: int
         self.components: Sequence[RequestComponent]

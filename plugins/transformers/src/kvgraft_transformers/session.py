@@ -152,8 +152,8 @@ class Session:
 
     @property
     def storage_tokens(self) -> int:
-        """Those of them that storage brought back for it."""
-        return min(self.request.storage_tokens, self.request.anchor_tokens)
+        """Those of them that storage brought back for it, and that came from HOST."""
+        return self.request.storage_tokens
 
     @property
     def cache(self) -> SessionCache:

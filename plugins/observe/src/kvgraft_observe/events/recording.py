@@ -95,7 +95,11 @@ class Recorder(TreeObserver):
 
     def hit(self, request: Request, loaded: Loaded) -> None:
         """A request was admitted."""
-        anchor, device, storage = request.anchor_tokens, request.device_tokens, loaded.storage
+        anchor, device, storage = (
+            request.anchor_tokens,
+            request.device_tokens,
+            request.storage_tokens,
+        )
         event = Hit(
             request.key.namespace,
             request.prompt,

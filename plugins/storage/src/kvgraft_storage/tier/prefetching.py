@@ -62,9 +62,9 @@ class _Short(NamedTuple):
 class Prefetch:
     """A queued request's data on its way from STORAGE; made by `StorageTier.prefetch`.
 
-    Give it to `Cache.begin` when the request is to run, or cancel it: until then the data that came
-    for it stays on HOST, at most `queue_timeout_s`. Where HOST is short it waits for room as long,
-    in order of arrival, and holds nothing meanwhile. Token counts.
+    Give it to `Cache.begin` once, when the request is to run, or cancel it: until then the data
+    that came for it stays on HOST, at most `queue_timeout_s`. Where HOST is short it waits for room
+    as long, in order of arrival, and holds nothing meanwhile. Token counts.
 
     Attributes:
         key: the request's.
@@ -83,6 +83,7 @@ class Prefetch:
         reason: how it ended, for people; empty while it has not.
         short_of: the reason it got nothing; None otherwise.
         waits: whether it waits for room on HOST now, and no fetch is under way for it.
+        begun: whether a request began with it.
     """
 
     __slots__ = (
@@ -94,6 +95,7 @@ class Prefetch:
         "agreed_nbytes",
         "anchor_tokens",
         "arrival",
+        "begun",
         "cancelled",
         "capped",
         "fetch",
@@ -131,7 +133,7 @@ class Prefetch:
         self._deadline = clock() + self._timeout_s
         self.anchor_tokens = self.tokens = self.planned_tokens = 0
         self.shared = self.joined = False
-        self.cancelled = self.waits = self.capped = False
+        self.begun = self.cancelled = self.waits = self.capped = False
         self.reason = ""
         self.short_of: ShortOf | None = None
         self.fetch: Fetch | None = None
@@ -162,10 +164,6 @@ class Prefetch:
     def gained_tokens(self) -> int:
         """Tokens that STORAGE made resumable."""
         return self.tokens - self.anchor_tokens
-
-    def gained_of(self, anchor_tokens: int) -> int:
-        """The part of that inside a prefix."""
-        return max(0, min(anchor_tokens, self.tokens) - self.anchor_tokens)
 
     def __str__(self) -> str:
         """One line: the tokens gained, beyond which anchor, and how it ended."""
@@ -270,10 +268,14 @@ class Prefetching:
         Pages for which there is no time now are published in the polls that follow.
 
         Raises:
-            LeaseError: it was cancelled, or is of another sequence or cache.
+            LeaseError: it was cancelled or taken before, or is of another sequence or cache.
         """
         self.expect(prefetch)
         mine = prefetch.key
+        if prefetch.begun:
+            raise LeaseError(
+                "a request began with this prefetch before; begin without it, or prefetch again"
+            )
         if prefetch.cancelled:
             raise LeaseError("the prefetch was cancelled; begin without it, or prefetch again")
         if mine is not key and (
@@ -283,6 +285,7 @@ class Prefetching:
                 f"the prefetch is of another sequence, of {mine.n_tokens} tokens; begin the one "
                 "it was started for"
             )
+        prefetch.begun = True
         fetch = prefetch.fetch
         reason = "the request began before all had come"
         if fetch is None or fetch.ended:
@@ -391,7 +394,8 @@ class Prefetching:
             if limit - found.anchor < threshold:
                 left, least = limit - found.anchor, threshold * tree.page_size
                 reason = f"{left * tree.page_size} tokens to look for are below the threshold"
-                self._finish(prefetch, f"{reason} of {least}")
+                whole = not left and prefetch.gained_tokens  # others brought the rest
+                self._finish(prefetch, "" if whole else f"{reason} of {least}")
                 return
             if not self.context.client.attached:
                 self._finish(prefetch, "no store is attached")

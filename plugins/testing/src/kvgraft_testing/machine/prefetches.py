@@ -114,7 +114,9 @@ class Prefetches:
 
     def taken(self, fetched: Fetched, request: Request) -> None:
         """Its request has begun."""
-        gained = fetched.prefetch.gained_of(request.anchor_tokens)
+        prefetch = fetched.prefetch
+        start = max(prefetch.anchor_tokens, request.device_tokens)
+        gained = max(0, min(request.anchor_tokens, prefetch.tokens) - start)
         self.judge.expect(
             request.storage_tokens == gained,
             "S5",
