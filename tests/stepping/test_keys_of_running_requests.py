@@ -214,3 +214,85 @@ def test_a_wrong_fork_changes_nothing() -> None:
         cache.finish(request)
         with pytest.raises(LeaseError, match="closed"):
             cache.fork(request)
+
+
+# -- drafts in the key
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["step", "one by one"])
+@pytest.mark.parametrize("wrong", ["all", "some", "none"])
+def test_a_key_that_is_cut_to_the_accepted_drafts_goes_on(
+    components: dict[str, Any], where: str, wrong: str
+) -> None:
+    """The engine appends drafts before a pass verifies them, and drops the rejected ones (G2)."""
+    n_drafts, plain = 3, list(range(9))
+    with opened(components) as cache, opened(components) as alone:
+        request = running(cache, TokenKey(plain))
+        other = running(alone, TokenKey(plain))
+        for turn in range(8):
+            n_kept = {"all": 0, "some": turn % (n_drafts + 1), "none": n_drafts}[wrong]
+            start = request.computed
+            request.key.extend([turn, *range(50, 50 + n_drafts)])
+            if where == "step":
+                cache.step([request], n_tokens=1 + n_drafts, n_computed=0)
+            else:
+                assert cache.allocate(request, 1 + n_drafts)
+            request.key.truncate(start + 1 + n_kept)
+            if where == "step":
+                cache.step([request], n_tokens=0, n_computed=1 + n_kept)
+            else:
+                cache.computed(request, 1 + n_kept)
+            alone.step([other], n_tokens=1 + n_drafts, n_computed=0)
+            other.key.extend([turn, *range(50, 50 + n_kept)])  # only what was accepted
+            alone.step([other], n_tokens=0, n_computed=1 + n_kept)
+            if turn == 4:
+                assert cache.checkpoint(request) == alone.checkpoint(other)
+        assert request.key.tokens().tolist() == other.key.tokens().tolist()
+        probe = [*request.key.tokens(), 7]
+        assert cache.finish(request) == alone.finish(other)
+        found = [each.begin(TokenKey(probe)).anchor_tokens for each in (cache, alone)]
+        assert found[0] == found[1] > 0
+
+
+def test_two_caches_notice_that_drafts_were_cut_or_that_they_computed_them() -> None:
+    with opened() as cache, opened() as drafts:
+        key = TokenKey(range(9))
+        verified, drafted = running(cache, key), running(drafts, key)
+        for where, request in ((cache, verified), (drafts, drafted)):
+            assert where.allocate(request, 8)
+        key.extend([1, 2, 3, 4])
+        key.truncate(12)
+        for where, request in ((cache, verified), (drafts, drafted)):
+            where.computed(request, 3)
+            assert where.checkpoint(request)
+        key.extend([5, 6, 7, 8])
+        drafts.computed(drafted, 4)  # the draft model's own data of tokens that are rejected
+        key.truncate(13)
+        key.extend([20, 21, 22])
+        cache.computed(verified, 4)
+        assert cache.finish(verified) == 16
+        with pytest.raises(LeaseError, match="its key was cut before that, and holds 16 now"):
+            drafts.finish(drafted)
+        drafts.abort(drafted)
+
+
+def test_a_prompt_that_is_cut_is_no_rejected_draft() -> None:
+    with opened() as cache:
+        request = running(cache, TokenKey(range(20)), up_to=8)
+        request.key.truncate(14)
+        request.key.extend(range(50, 56))
+        prefill(cache, request)
+        with pytest.raises(LeaseError, match="its key was cut before that"):
+            cache.finish(request)
+        cache.abort(request)
+
+
+def test_a_cut_behind_the_end_of_a_key_changes_nothing() -> None:
+    with opened() as cache:
+        request = running(cache, TokenKey(range(9)))
+        assert cache.allocate(request, 4)
+        cache.computed(request, 4)
+        request.key.truncate(9)  # as long as it is; four tokens are known later
+        request.key.extend(range(4))
+        assert cache.finish(request) == 12

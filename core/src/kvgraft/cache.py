@@ -628,7 +628,6 @@ class Cache(Serving):
         the same.
         """
         hits, publisher, leases = self.hits, self.publisher, self.leases
-        running = len(self.running)
         return CacheStats(
             TokenStats(
                 hits.asked,
@@ -639,8 +638,8 @@ class Cache(Serving):
                 hits.recomputed,
             ),
             RequestStats(
-                leased=max(0, len(self.requests) - running),
-                running=running,
+                leased=max(0, len(self.requests) - self.n_running),
+                running=self.n_running,
                 admitted=hits.admitted,
                 checkpoints=publisher.checkpoints,
                 declined_checkpoints=publisher.declined_checkpoints,

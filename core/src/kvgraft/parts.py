@@ -32,12 +32,10 @@ class Prefetch(Protocol):
 
     Attributes:
         key: of the request.
-        cancelled: whether the request was given up before it began.
         reason: why it ended.
     """
 
     key: TokenKey
-    cancelled: bool
     reason: str
 
     @property

@@ -67,7 +67,7 @@ class Serving:
 
     Attributes:
         mark: known to the cache and its requests, and to no other's.
-        running: requests that are admitted, by the `id()` of their key.
+        n_running: requests that are admitted.
         tier: the storage tier; None without one.
         tracers: are notified of every step; None if there are none.
         recorder: makes events; None while nobody reads any.
@@ -96,7 +96,7 @@ class Serving:
             for each in mounted
         ]
         self.requests: dict[int, Request] = {}
-        self.running: dict[int, Request] = {}
+        self.n_running = 0
         self.mark: Any = ref(self)
         self.closed = False
         self.tracers: Tracers | None = None
@@ -227,7 +227,8 @@ class Serving:
                 self.recorder.hit(request, loaded)
             self.budget.open(request)
             request.stage = ADMITTED
-            self.running[id(request.key)] = request
+            self.n_running += 1
+            request.key.runners += (request,)
             gave = []
         elif decision.outcome is DEFERRED and decision.pending is None:
             if self.arenas is not None:
@@ -481,16 +482,16 @@ class Serving:
 
     def _expect_free(self, key: TokenKey, call: str) -> None:
         """Refuse a key that another request runs with: each would append its tokens (T11)."""
-        if id(key) in self.running:
-            raise LeaseError(
-                f"{call}: {self.running[id(key)]!r} runs with this key, and a key is of one "
-                "running request; give a copy, copy.copy(key), or call fork"
-            )
+        for each in key.runners:
+            if each.cache_mark is self.mark:
+                said = "runs with this key, and a key is of one running request; give a copy"
+                raise LeaseError(f"{call}: {each!r} {said}, copy.copy(key), or call fork")
 
     def _runs_no_more(self, request: Request) -> None:
         """Free the request's key for others."""
         if request.stage is ADMITTED:
-            del self.running[id(request.key)]
+            self.n_running -= 1
+            request.key.runners = tuple([one for one in request.key.runners if one is not request])
 
     def _defer(self, request: Request) -> Decision | None:
         """Defer a request for the pages that another computes, once less often; None for none."""
@@ -518,10 +519,9 @@ class Serving:
 
     def _waits_for(self) -> Waiting:
         """The holders of slots beside a deferred request; O(transfers that are overdue)."""
-        running = len(self.running)
         return Waiting(
-            running,
-            len(self.requests) - running - 1,
+            self.n_running,
+            len(self.requests) - self.n_running - 1,
             self.journal.n_in_flight,
             self.tier.n_in_flight if self.tier is not None else 0,
             self.arenas.n_pending if self.arenas is not None else 0,

@@ -118,7 +118,7 @@ class Request:
         published: whether the tree got pages of it that no backup was started for.
         row: its row of the page tables; -1 before its first `Cache.step`.
         stage: leased, admitted or closed.
-        key_edits: the key's edits when the request began.
+        key_edits: the key's edits when the request began, and those after that cut drafts alone.
         namespace: the key's namespace then; the request works there until it ends.
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
@@ -239,7 +239,7 @@ class Request:
         )
 
     def has_same_key(self) -> bool:
-        """Whether its key was not cut and is in the same namespace; it may have grown."""
+        """Whether no token that it has was cut from its key, which is in the same namespace."""
         return self.key.edits == self.key_edits and self.key.namespace == self.namespace
 
     def expect_namespace(self) -> None:

@@ -265,6 +265,7 @@ class TokenKey:
         "edits",
         "hashed",
         "namespace",
+        "runners",
         "sums",
         "trail",
         "trail_end",
@@ -291,6 +292,8 @@ class TokenKey:
         """Checksums of its prefixes, as far as an eviction policy asked for them."""
         self.counted = -1
         """Tokens that a request had when it was retracted or restarted, to go on later; else -1."""
+        self.runners: tuple[Any, ...] = ()
+        """Requests that run with the key, one in a cache."""
         self.extend(tokens)
 
     def extend(self, tokens: Tokens) -> None:
@@ -367,16 +370,22 @@ class TokenKey:
     def truncate(self, n_tokens: int) -> None:
         """Keep the first `n_tokens` tokens and drop the rest: an edited turn, a rejected draft.
 
-        A request that runs with the key notices, and refuses to share or finish data computed
-        behind the cut; end it first, or `Cache.restart` it if its prompt is still whole. A prefetch
-        goes on with the sequence as it was: the kept tokens are copied.
+        A request that runs with the key goes on if all tokens that it computed, and its prompt,
+        are before the cut. Else it refuses to share or finish data computed behind it; end it
+        first, or `Cache.restart` it if its prompt is still whole. A prefetch goes on with the
+        sequence as it was: the kept tokens are copied.
 
         Raises:
             ConfigError: no whole number, or fewer than 0 tokens.
         """
         n_tokens = expect_count("truncate: n_tokens", n_tokens)
+        if n_tokens >= self.n_tokens:
+            return
         self.data = self.data[: n_tokens * TOKEN_BYTES]
         self.edits += 1
+        for request in self.runners:  # rejected drafts are no loss (G2)
+            if n_tokens >= max(request.prompt, request.computed):
+                request.key_edits += request.key_edits == self.edits - 1
         self.trail = self.trail_root = self.hashed = None
         del self.sums[n_tokens // PIECE_TOKENS :]
 

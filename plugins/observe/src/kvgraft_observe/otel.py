@@ -275,7 +275,7 @@ class RequestSpans(Tracer):
     def polled(self) -> None:
         for request in [each for each in self._loading if each.ready]:
             self._end_loading(request)
-        for prefetch in [each for each in self._fetching if each.ended or each.cancelled]:
+        for prefetch in [each for each in self._fetching if each.ended]:
             span = self._fetching.pop(prefetch)
             span.set_attribute("kvgraft.gained_tokens", prefetch.gained_tokens)
             span.set_attribute("kvgraft.reason", prefetch.reason)

@@ -140,7 +140,7 @@ class Steps(Tracer):
             since = self._loading.pop(request)
             if not request.load_failed:
                 self._sink.record(LOAD_BACK, now - since)
-        for prefetch in [each for each in self._fetching if each.ended or each.cancelled]:
+        for prefetch in [each for each in self._fetching if each.ended]:
             since = self._fetching.pop(prefetch)
             result = "delivered" if prefetch.gained_tokens else "in vain"
             self._sink.record(PREFETCH, now - since, result)
