@@ -10,12 +10,15 @@ import pytest
 from kvgraft import Cache, CacheConfig, TokenKey
 from kvgraft.assembly import PartsFactory
 from kvgraft.config import GuardMode
+from kvgraft.optional import load_part
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.publishing import Publisher
+from kvgraft.requests.request import Request
 from kvgraft.transfers import Journal, TransferEngine
 from kvgraft.tree.tree import Tree
 from kvgraft_guard import GuardedPartsFactory
+from kvgraft_storage.tier import StorageTier
 from kvgraft_storage.tier.prefetching import Prefetching
 from kvgraft_storage.tier.storing import Storing
 
@@ -129,3 +132,65 @@ def test_a_cache_is_made_of_the_parts_that_it_is_given() -> None:
         assert cache.guard is not None
         cache.drain()
         assert cache.guard.looked_at == 1
+
+
+class TheirTier(StorageTier):
+    """A storage tier that another package brings in the place of ours."""
+
+
+class TheirRecorder:
+    """A recorder that another package brings: its streams are not ours."""
+
+    def __init__(self, tree: Tree, ended: Callable[[], object]) -> None:
+        self.tree = tree
+        self.ended = ended
+        self.n_hits = self.n_checks = 0
+
+    def open(self, limit: int, observer: Callable[[list[Any]], object] | None) -> Any:
+        return self
+
+    def hit(self, request: Request, loaded: object) -> None:
+        self.n_hits += 1
+
+    def deliver(self) -> None:
+        pass
+
+    def check(self) -> None:
+        self.n_checks += 1
+
+    def close(self) -> None:
+        self.ended()
+
+
+@pytest.fixture
+def their_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other packages bring the storage tier and the events."""
+    theirs = {"storage": TheirTier, "events": TheirRecorder}
+    for module in ("kvgraft.assembly", "kvgraft_guard.parts"):
+        monkeypatch.setattr(f"{module}.load_part", lambda name: theirs.get(name) or load_part(name))
+
+
+@pytest.mark.plain_build
+@pytest.mark.usefixtures("their_parts")
+@pytest.mark.parametrize("mode", list(GuardMode))
+def test_parts_that_other_packages_bring_are_used_with_a_guard_too(mode: GuardMode) -> None:
+    scene = Scene(plain=True, host_tokens=64, storage=settings(), mode=mode)
+    cache = scene.cache
+    tier = tier_of(cache)
+    assert isinstance(tier, TheirTier)
+    tier.attach(Shelf(synchronous=True))
+    stream: Any = cache.events()
+    assert type(stream) is TheirRecorder
+    scene.cached(PROMPT)
+    scene.on_host_only(LONGER)
+    key = TokenKey([*LONGER, 1])
+    prefetch = tier.prefetch(key)
+    assert tier.drain(10)
+    cache.abort(cache.begin(key, prefetch=prefetch))
+    scene.loaded([*PROMPT[:16], 7, 8, 9, 10])
+    assert stream.n_hits
+    cache.check_integrity()
+    assert stream.n_checks
+    stream.close()
+    assert cache.recorder is None
+    scene.close()

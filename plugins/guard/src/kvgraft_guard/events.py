@@ -147,7 +147,12 @@ def apply(mirror: Residency, events: Iterable[Any]) -> None:
             there |= pages
 
 
-def guarded_recorder(plain: type[Any]) -> type[Any]:
-    """`plain`, the maker of events, with a mirror beside it and counted streams."""
+def guarded_recorder(plain: Any) -> Any:
+    """`plain`, the maker of events, with a mirror beside it and counted streams.
+
+    As it is where another package brings it: its own `check` alone is asked then.
+    """
+    if not hasattr(plain, "new_stream"):
+        return plain
     stream = type("EventStream", (CountedStream, plain.new_stream), {})
     return type("Recorder", (MirroringRecorder, plain), {"new_stream": stream})

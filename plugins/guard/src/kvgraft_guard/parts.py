@@ -36,7 +36,7 @@ from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.integrity import check_cache, check_row
 from kvgraft_guard.operations import guarded_operations
 from kvgraft_guard.splits import check_split, read_node
-from kvgraft_guard.tiering import GuardedTier, Tiering
+from kvgraft_guard.tiering import SteppedTier, guarded_tier
 from kvgraft_guard.watching import Guard
 from kvgraft_storage.tier import StorageTier
 
@@ -239,7 +239,7 @@ class GuardedPartsFactory(PartsFactory):
     def __init__(self, config: CacheConfig) -> None:
         super().__init__(config)
         self._watched: list[_Guarded] = []
-        self._tier: GuardedTier | None = None
+        self._tier: SteppedTier | None = None
 
     def kind(self, plain: type[Made]) -> type[Made]:
         """The guarded class of a part that has one."""
@@ -276,7 +276,8 @@ class GuardedPartsFactory(PartsFactory):
     ) -> StorageTier | NoStorage:
         if self.config.storage is None:
             return NoStorage()
-        self._tier = GuardedTier(
+        kind = guarded_tier(load_part("storage"))
+        self._tier = kind(
             tree, mounted, evictor, self.config.storage, self.clock, requests=requests
         )
         return self._tier
@@ -302,5 +303,5 @@ class GuardedPartsFactory(PartsFactory):
         if cache.arenas is not None:
             cache.arenas.mover.on_move = guard.watched.moved
         if self._tier is not None:
-            self._tier.watch(Tiering(cache, self._tier, guard))
+            self._tier.watch(cache, guard)
         return guard

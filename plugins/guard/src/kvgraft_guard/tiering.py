@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
@@ -22,26 +23,26 @@ from kvgraft_storage.tier import Prefetch, Restoring, StorageTier
 from kvgraft_storage.tier.fetching import Fetch
 from kvgraft_storage.tier.inventory import backed_on_host
 
-__all__ = ["GuardedTier", "Tiering"]
+if TYPE_CHECKING:
+    _Tier = StorageTier
+else:
+    _Tier = object
+
+__all__ = ["GuardedTier", "SteppedTier", "Tiering", "guarded_tier"]
 
 
-class GuardedTier(StorageTier):
-    """A storage tier whose steps are looked at, each by itself."""
+class SteppedTier(_Tier):
+    """A storage tier, ours or another package's, whose steps are looked at, each by itself."""
 
-    new_client = GuardedClient
-    new_storing = GuardedStoring
-    new_prefetching = GuardedPrefetching
-    tiering: Tiering | None = None
+    watched: Guard | Tiering | None = None
 
-    def watch(self, tiering: Tiering) -> None:
+    def watch(self, cache: Cache, guard: Guard) -> None:
         """From here on its steps are looked at."""
-        self.tiering = tiering
-        for part in (self.client, self.storing, self.prefetching):
-            assert isinstance(part, (GuardedClient, GuardedStoring, GuardedPrefetching))
-            part.traffic = tiering.traffic
+        del cache
+        self.watched = guard
 
     def _step(self) -> AbstractContextManager[None]:
-        return self.tiering.step() if self.tiering is not None else nullcontext()
+        return nullcontext() if self.watched is None else self.watched.step()
 
     def attach(self, backend: StorageBackend) -> None:
         with self._step():
@@ -82,6 +83,27 @@ class GuardedTier(StorageTier):
     def drain(self, timeout_s: float) -> bool:
         with self._step():
             return super().drain(timeout_s)
+
+
+class GuardedTier(SteppedTier, StorageTier):
+    """Ours, whose prefetches and calls to the store are looked at, too."""
+
+    new_client = GuardedClient
+    new_storing = GuardedStoring
+    new_prefetching = GuardedPrefetching
+
+    def watch(self, cache: Cache, guard: Guard) -> None:
+        self.watched = tiering = Tiering(cache, self, guard)
+        for part in (self.client, self.storing, self.prefetching):
+            assert isinstance(part, (GuardedClient, GuardedStoring, GuardedPrefetching))
+            part.traffic = tiering.traffic
+
+
+def guarded_tier(plain: Any) -> type[SteppedTier]:
+    """The class of a storage tier with its steps looked at; of ours the rest as well."""
+    if plain is StorageTier:
+        return GuardedTier
+    return type("StorageTier", (SteppedTier, plain), {})
 
 
 class Tiering:
