@@ -19,11 +19,17 @@ PAGES = 128
 SHARE = PAGES // RESERVE_SHARE
 
 
-def opened(name: str = "full", policy: WritePolicy = WritePolicy.WRITE_BACK) -> Cache:
+def opened(
+    name: str = "full",
+    policy: WritePolicy = WritePolicy.WRITE_BACK,
+    host_tokens: int = 4 * PAGES,
+    eviction: str = "lru",
+) -> Cache:
     return SETUPS[name].open(
         device_tokens=2 * PAGES,
-        host_tokens=4 * PAGES,
+        host_tokens=host_tokens,
         policy=policy,
+        eviction=eviction,
         engine=PromptEngine(),
         guard=GuardMode.ON,
     )
@@ -122,6 +128,50 @@ def test_data_that_is_next_meanwhile_goes_before_what_is_above_the_reserve(why: 
         cache.drain()
         assert pages_on(cache, prompt(20), "full", Tier.HOST) == list(range(16))
         assert pages_on(cache, turns, "full", Tier.HOST) == [6, 7]
+
+
+def test_data_above_that_was_used_later_itself_is_not_copied_ahead() -> None:
+    """A tail leaves before others' data; the head that it follows was used after that."""
+    with opened() as cache:
+        server = Server(cache)
+        head = prompt(0, n_pages=6)
+        server.serve([*head, *prompt(1, n_pages=1)])
+        server.serve(prompt(2, n_pages=1))
+        server.serve([*head, 7])
+        for number in range(10, 17):
+            server.serve(prompt(number))
+        server.serve(prompt(17, n_pages=PAGES - 7 * 16 - 6 - 2))
+        cache.poll()
+        cache.drain()
+        assert pages_on(cache, prompt(2, n_pages=1), "full", Tier.HOST) == [0]
+        assert pages_on(cache, [*head, *prompt(1, n_pages=1)], "full", Tier.HOST) == [6]
+        cache.check_integrity()
+
+
+def test_data_that_host_holds_better_in_place_of_is_not_copied_ahead() -> None:
+    """It leaves DEVICE first, by its priority, and HOST is full of data of a higher one."""
+    with opened(eviction="density", host_tokens=2 * 32) as cache:
+        server = Server(cache)
+
+        def serve(number: int, priority: int) -> None:
+            request = server.start(prompt(number))
+            server.prefill(request)
+            cache.finish(request, priority=priority)
+            cache.drain()
+
+        for number in range(12):
+            serve(number, 8)
+        (full,) = cache.tree.components
+        assert full.host is not None
+        assert (full.host.free, full.host_level) == (0, 8)
+        serve(20, 0)
+        there = [pages_on(cache, prompt(number), "full", Tier.HOST) for number in range(12)]
+        fill_reserve(cache)
+        assert pages_on(cache, prompt(20), "full", Tier.HOST) == []
+        after = [pages_on(cache, prompt(number), "full", Tier.HOST) for number in range(12)]
+        assert after == there
+        assert cache.evict("full", SHARE) >= SHARE
+        assert len(pages_on(cache, prompt(20), "full", Tier.DEVICE)) < 16
 
 
 @pytest.mark.parametrize("name", ["full", "full+swa+mamba"])
