@@ -352,6 +352,56 @@ def test_a_guard_expects_victims_in_the_order_of_the_scores_if_there_are_any(
             assert cache.explain(TokenKey([0] * 64)).anchor == 48
 
 
+class ByClass(RecencyQueue):
+    """The lowest class first, and in it the oldest."""
+
+    def pop(self) -> tuple[int, Any] | None:
+        if not len(self):
+            return None
+        entry: tuple[int, Any] = min(self, key=lambda entry: (class_of(entry[0]), entry[0]))
+        self.withdraw(*entry)
+        return entry
+
+    def score(self, stamp: int) -> float:
+        return class_of(stamp)
+
+
+class ByRecency(RecencyQueue):
+    """Has no scores, so a later use counts whatever its class."""
+
+
+@pytest.mark.parametrize(("order", "kept"), [(ByClass, 64), (ByRecency, 0)])
+def test_a_prefix_keeps_its_own_use_where_the_policy_thinks_more_of_it(
+    opened: Callable[..., Cache], order: type[RecencyQueue], kept: int
+) -> None:
+    class Mine(Classifying):
+        """Prompts are of class 2, and of class 1 when their request has ended."""
+
+        def order(self, pool: Pool) -> RecencyQueue:
+            return order()
+
+        def classify(self, use: Use) -> tuple[int, Any]:
+            return 2, None
+
+        def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
+            return 1
+
+    prefix, longer, other = [0] * 64, [0] * 64 + [1] * 32, [2] * 64
+    with opened(Mine) as cache:
+        for prompt in (prefix, longer, other):
+            request = cache.begin(TokenKey(prompt))
+            assert cache.admit(request).admitted
+            n_tokens = cache.next_chunk(request)
+            assert cache.allocate(request, n_tokens)
+            cache.computed(request, n_tokens)
+            cache.finish(request)
+        assert cache.evict("full", 2) == 2  # pages: what the longer prompt has beyond the prefix
+        assert cache.explain(TokenKey([*prefix, 9])).anchor == 64
+        assert cache.evict("full", 4) == 4
+        assert cache.explain(TokenKey([*prefix, 9])).anchor == kept
+        assert cache.explain(TokenKey([*other, 9])).anchor == 64 - kept
+
+
 @pytest.mark.parametrize(
     ("order", "what"),
     [
