@@ -28,7 +28,8 @@ def opened(name: str = EVERYTHING, **options: Any) -> Cache:
 
 def anchor_of(cache: Cache, tokens: list[int], namespace: object = None) -> int:
     """How many tokens a request for them would resume from."""
-    return cache.explain(TokenKey([*tokens, 1], namespace)).anchor
+    anchor: int = cache.explain(TokenKey([*tokens, 1], namespace)).anchor
+    return anchor
 
 
 def run(cache: Cache, key: TokenKey) -> Request:

@@ -27,7 +27,8 @@ def opened(**settings: Any) -> Cache:
 
 def resumes(cache: Cache, tokens: list[int]) -> int:
     """How many tokens a request for them would resume from."""
-    return cache.explain(TokenKey([*tokens, 1])).anchor
+    anchor: int = cache.explain(TokenKey([*tokens, 1])).anchor
+    return anchor
 
 
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)

@@ -157,7 +157,7 @@ CALLS: dict[str, Callable[[Cache, Scene], object]] = {
     "pin less than none": lambda cache, s: cache.pin(TokenKey([1]), owner="me", max_tokens=-1),
     "unpin twice": lambda cache, s: cache.unpin(s.pin),
     "clear no namespace": lambda cache, s: cache.clear([1]),
-    "a tracer that is none": lambda cache, s: cache.add_tracer(3),  # type: ignore[arg-type]
+    "a tracer that is none": lambda cache, s: cache.add_tracer(3),
 }
 
 

@@ -12,7 +12,7 @@ from kvgraft.admission import Decision
 from kvgraft.cache import Cache
 from kvgraft.parts import Prefetch
 from kvgraft.requests.request import Request
-from kvgraft.tracing import Tracer
+from kvgraft_observe.tracing import Tracer
 
 from .serving.server import Server
 from .serving.setups import installed
@@ -141,7 +141,7 @@ def test_a_tracer_that_is_added_twice_is_notified_once_and_what_is_none_is_refus
         assert diary.steps == [("polled",)]
         cache.remove_tracer(Diary())
         with pytest.raises(ConfigError, match=r"add_tracer: \[\] is no tracer; derive"):
-            cache.add_tracer([])  # type: ignore[arg-type]
+            cache.add_tracer([])
 
 
 def test_a_tracer_may_ask_why_while_it_is_notified() -> None:

@@ -18,11 +18,12 @@ from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.requests.slots import PageSlots
 from kvgraft.serving import Serving
 from kvgraft.tree import component as components
-from kvgraft.tree import explaining, inserting, operations
+from kvgraft.tree import inserting, operations
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+from kvgraft_observe import explaining
 
 from .defect import breaks
 from .request_defects import after_lease, change_demand

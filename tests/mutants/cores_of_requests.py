@@ -13,13 +13,14 @@ from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.slots import StateSlots
 from kvgraft.serving import Serving
-from kvgraft.tree import eviction, explaining, inserting, matching, operations, pinning
+from kvgraft.tree import eviction, inserting, matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction
+from kvgraft_observe import explaining
 
 from .cores import Patch, mutant
 

@@ -74,7 +74,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "an explanation names the shallowest boundary": BadCore(
         ("M9",),
-        "tree/explaining.py",
+        "plugins/observe/src/kvgraft_observe/explaining.py",
         "accepted[device_only] = boundary\n                break",
         "accepted[device_only] = boundary",
     ),

@@ -127,7 +127,7 @@ def test_a_part_that_is_not_installed_is_named_with_the_way_to_get_it(
 ) -> None:
     made = environment("kvgraft", "kvgraft-full")
     for settings, part, folders in (
-        ("guard='on'", "guard", "./plugins/storage ./plugins/guard"),
+        ("guard='on'", "guard", "./plugins/storage ./plugins/observe ./plugins/guard"),
         ("device_memory='50MB'", "memory", "./plugins/arena"),
         (
             "host_tokens=4096, storage={'model': 'm', 'weights': '1'}",
@@ -155,8 +155,8 @@ NO_TIER = (
     f"{ADVICE}/storage\n"
 )
 NO_REPLAY = (
-    f"kvgraft: command 'replay' is not installed; {ADVICE}/storage ./plugins/guard "
-    "./plugins/replay\n"
+    f"kvgraft: command 'replay' is not installed; {ADVICE}/storage ./plugins/observe "
+    "./plugins/guard ./plugins/replay\n"
 )
 NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/file\n"
 

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from kvgraft import Cache, TokenKey
 from kvgraft.tree import eviction, matching
-from kvgraft.tree.explaining import Explanation, explain
 from kvgraft.tree.tree import Tree
+from kvgraft_observe.explaining import Explanation, explain
 from kvgraft_testing.stepped import SteppedTransferEngine
 
 from .books import PAGE, back_up, insert, open_tree

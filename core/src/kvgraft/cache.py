@@ -56,8 +56,7 @@ from kvgraft.types import Direction, Namespaces, Tier
 if TYPE_CHECKING:
     import torch
 
-    from kvgraft.tracing import Tracer, Tracers
-    from kvgraft.tree.explaining import Explanation
+    from kvgraft.parts import Tracers
 
 
 __all__ = ["Cache"]
@@ -295,27 +294,20 @@ class Cache(Serving):
         request.key.counted = request.computed
         return tokens
 
-    def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
+    def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Any:
         """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
 
         Beside the resume points on the way it names kinds of which points were skipped in this
         cache, with the reason of the last one (I11), and how many were evicted or cleared.
 
+        Returns:
+            A `kvgraft_observe.explaining.Explanation`; its text is for people.
+
         Raises:
+            ConfigError: no `TokenKey`, or `kvgraft-observe` is not installed.
             ContractViolation: K1, the eviction policy cannot say how it ranks data.
         """
-        from kvgraft.tree.explaining import explain
-
-        root = self.tree.hold_root(expect_key(key).namespace)
-        try:
-            limit = max(0, key.n_tokens - 1) // self.tree.page_size
-            copies = [each.receipt for each in self.journal.operations()]
-            found = explain(self.tree, key, limit, [each for each in copies if each is not None])
-        finally:
-            self.tree.release_root(root)
-        lost = tuple((kind, n) for kind, n in self.points.lost.items() if n)
-        found = found._replace(skipped=self.points.skips(), lost=lost)
-        return found if prefetch is None else found._replace(storage=str(prefetch))
+        return load_part("explain")(self, expect_key(key), prefetch)
 
     # -- all running requests at once
 
@@ -694,21 +686,19 @@ class Cache(Serving):
         _expect_observer(observer)
         return self._open_stream(limit, observer)
 
-    def add_tracer(self, tracer: Tracer) -> None:
-        """Notify a tracer of every step of requests' lives from now on.
+    def add_tracer(self, tracer: Any) -> None:
+        """Notify a `kvgraft_observe.tracing.Tracer` of every step of requests' lives from now on.
 
         It is called in the midst of the engine's calls. With no tracer a step costs a comparison.
 
         Raises:
-            ConfigError: it is no `Tracer`.
+            ConfigError: it is no `Tracer`, or `kvgraft-observe` is not installed.
         """
-        from kvgraft.tracing import Tracers
-
-        tracers = self.tracers or Tracers()
+        tracers = self.tracers or load_part("tracers")()
         tracers.add(tracer)
         self._use_tracers(tracers)
 
-    def remove_tracer(self, tracer: Tracer) -> None:
+    def remove_tracer(self, tracer: Any) -> None:
         """Stop notifying a tracer; nothing happens if it was never added."""
         if self.tracers is not None:
             self.tracers.remove(tracer)

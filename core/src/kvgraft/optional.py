@@ -97,14 +97,16 @@ PARTS_GROUP: Final = "kvgraft.parts"
 STORAGE: Final = ("plugins/storage",)
 ACCELERATOR: Final = ("plugins/accelerator",)
 ARENA: Final = ("plugins/arena",)
-GUARD: Final = (*STORAGE, "plugins/guard")
 OBSERVE: Final = (*STORAGE, "plugins/observe")
+GUARD: Final = (*OBSERVE, "plugins/guard")
 TESTING: Final = ("plugins/testing/requirements.txt",)
 
 PARTS: Final[Mapping[str, Sequence[str]]] = {
     "storage": STORAGE,
     "guard": GUARD,
     "events": OBSERVE,
+    "explain": OBSERVE,
+    "tracers": OBSERVE,
     "memory": ARENA,
     "accelerator": ACCELERATOR,
     "streams": ACCELERATOR,

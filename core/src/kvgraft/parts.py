@@ -24,6 +24,7 @@ __all__ = [
     "Prefetch",
     "Recorder",
     "StorageTier",
+    "Tracers",
 ]
 
 
@@ -219,6 +220,22 @@ class Recorder(Protocol):
 
     def check(self) -> None:
         """Raise `IntegrityError` unless a mirror of the events equals the tree (V2)."""
+
+
+class Tracers(Protocol):
+    """The tracers of a cache: part `tracers`; false when there are none."""
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+
+    def add(self, tracer: Any) -> None:
+        """Notify a tracer from now on."""
+
+    def remove(self, tracer: Any) -> None:
+        """Stop notifying a tracer."""
+
+    def notify(self, step: str, *about: object) -> None:
+        """Call one method of all of them; the cache goes on whatever they raise."""
 
 
 class NoStorage:

@@ -52,8 +52,7 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.types import Span, Tier
 
 if TYPE_CHECKING:
-    from kvgraft.parts import Prefetch, Recorder, StorageTier
-    from kvgraft.tracing import Tracers
+    from kvgraft.parts import Prefetch, Recorder, StorageTier, Tracers
 
 DEFERRED: Final = Outcome.DEFERRED
 NEVER_FITS: Final = Outcome.NEVER_FITS

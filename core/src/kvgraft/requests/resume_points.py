@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError
@@ -22,9 +22,6 @@ from kvgraft.tree.matching import Match
 from kvgraft.tree.node import KINDS, Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
-
-if TYPE_CHECKING:
-    from kvgraft.tree.explaining import SkippedPoints
 
 REPEAT: Final = PointKind.REPEAT
 PROMPT_END: Final = PointKind.PROMPT_END
@@ -221,14 +218,6 @@ class ResumePoints:
         points = anchor.points
         if len(points) == anchor.end - anchor.start:  # they end with a point
             self.used[KINDS[points[-1]]] += 1
-
-    def skips(self) -> tuple[SkippedPoints, ...]:
-        """Kinds of which points were skipped since the cache was opened, and why the last was."""
-        from kvgraft.tree.explaining import SkippedPoints
-
-        return tuple(
-            SkippedPoints(kind, self.skipped[kind], self.reasons[kind]) for kind in self.reasons
-        )
 
 
 def _pages_for(components: Sequence[TreeComponent], nbytes: Sequence[int], base_nbytes: int) -> int:

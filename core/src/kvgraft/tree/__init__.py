@@ -6,5 +6,4 @@ matching, pinning       anchors and receipts
 inserting, eviction     data computed, room made
 operations              transfers between tiers, reserved then committed or aborted
 tenants, lifetimes      whose data goes for whom; priorities and times to live
-explaining              why a match ends where it does
 """

@@ -14,9 +14,9 @@ from kvgraft.errors import ContractViolation
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.component import EXPIRED, Candidates, TreeComponent
-from kvgraft.tree.explaining import ranked
 from kvgraft.tree.node import CLEAN, DOUBLE, Node
 from kvgraft.tree.tree import Tree
+from kvgraft_observe.explaining import ranked
 
 if TYPE_CHECKING:
     from kvgraft.tree.ledger import PoolBooks

@@ -1,5 +1,7 @@
-"""Metrics and events of a kvgraft cache, for the tools that operators have.
+"""Explanations, tracers, metrics and events of a kvgraft cache, for its operators' tools.
 
+explaining   why a match ends where it does
+tracing      who is notified of the steps of requests' lives
 metrics      all metrics: name, labels, and how to read each from `Cache.stats()`
 steps        durations of requests' steps, and why prefixes were not longer
 arguments    refusals of wrong arguments

@@ -17,7 +17,6 @@ from opentelemetry.metrics import CallbackOptions, Histogram, MeterProvider, Obs
 from opentelemetry.trace import Link, Span, SpanContext, Status, StatusCode, TracerProvider
 
 from kvgraft import Cache, Decision, Prefetch, Request, TokenKey, __version__
-from kvgraft.tracing import Tracer
 from kvgraft_observe.arguments import (
     expect_attributes,
     expect_cache,
@@ -26,6 +25,7 @@ from kvgraft_observe.arguments import (
 )
 from kvgraft_observe.metrics import EXPLAINED, METRICS, Kind, Metric, Read
 from kvgraft_observe.steps import EXPLAIN_EVERY, Outcome, Steps, expect_steps
+from kvgraft_observe.tracing import Tracer
 
 __all__ = [
     "CACHE_READ_INPUT_TOKENS",

@@ -11,9 +11,9 @@ from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from kvgraft import Cache, Decision, Prefetch, Request, TokenKey
-from kvgraft.tracing import Tracer
 from kvgraft_observe.arguments import expect_cache, expect_count
 from kvgraft_observe.metrics import ADMISSION_WAIT, LOAD_BACK, MATCH, PREFETCH, Metric
+from kvgraft_observe.tracing import Tracer
 
 __all__ = ["EXPLAIN_EVERY", "Outcome", "Sink", "Steps", "expect_steps", "outcomes"]
 

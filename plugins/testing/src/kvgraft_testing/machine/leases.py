@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.requests.request import Limited
-from kvgraft.tree.explaining import Explanation
+from kvgraft_observe.explaining import Explanation
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.brute_force import Prefix
 from kvgraft_testing.machine.hooks import HookCall, locks, matches

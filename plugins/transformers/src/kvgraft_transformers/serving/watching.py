@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgraft import Cache, Decision, Request
-from kvgraft.tracing import Tracer
+from kvgraft_observe.tracing import Tracer
 
 __all__ = ["HitLog", "explanation_as_json"]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
 from kvgraft.policies.policy import class_of
@@ -16,6 +16,11 @@ from kvgraft.tree.operations import segment_nodes
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind, Tier
+
+if TYPE_CHECKING:
+    from kvgraft import Cache, Prefetch
+
+__all__ = ["ComponentReason", "Explanation", "Keeping", "SkippedPoints", "explain", "explain_key"]
 
 
 class ComponentReason(NamedTuple):
@@ -147,6 +152,25 @@ class Explanation(NamedTuple):
         if self.storage:
             lines.append(f"  storage: {self.storage}")
         return "\n".join(lines)
+
+
+def explain_key(cache: Cache, key: TokenKey, prefetch: Prefetch | None = None) -> Explanation:
+    """As `Cache.explain`."""
+    root = cache.tree.hold_root(key.namespace)
+    try:
+        limit = max(0, key.n_tokens - 1) // cache.tree.page_size
+        copies = [each.receipt for each in cache.journal.operations()]
+        found = explain(cache.tree, key, limit, [each for each in copies if each is not None])
+    finally:
+        cache.tree.release_root(root)
+    points = cache.points
+    return found._replace(
+        skipped=tuple(
+            SkippedPoints(kind, points.skipped[kind], why) for kind, why in points.reasons.items()
+        ),
+        lost=tuple((kind, n) for kind, n in points.lost.items() if n),
+        storage="" if prefetch is None else str(prefetch),
+    )
 
 
 def explain(tree: Tree, key: TokenKey, limit: int, copies: Sequence[Receipt] = ()) -> Explanation:

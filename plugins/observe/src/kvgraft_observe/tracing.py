@@ -72,7 +72,7 @@ class Tracers:
         if not isinstance(tracer, Tracer):
             raise ConfigError(
                 f"add_tracer: {tracer!r:.40} is no tracer; derive its class from "
-                "kvgraft.tracing.Tracer"
+                "kvgraft_observe.tracing.Tracer"
             )
         self.remove(tracer)
         self._tracers = (*self._tracers, tracer)
