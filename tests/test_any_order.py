@@ -16,6 +16,8 @@ from hypothesis import given, settings
 
 from kvgraft import Cache, KvgraftError, Request, TokenKey
 
+from .serving import life
+
 numbers = st.sampled_from((-1, 0, 1, 1, 1, 2, 3, 4, 5, 9, 40))
 picks = st.integers(0, 7)
 lists = st.lists(picks, max_size=4)
@@ -126,10 +128,7 @@ class Player:
                 return None
             self.cache.load_back(request)
             self.cache.drain()
-            while request.computed < request.prompt:
-                n_tokens = self.cache.next_chunk(request)
-                assert self.cache.allocate(request, n_tokens)
-                self.cache.computed(request, n_tokens)
+            life.prefill(self.cache, request)
             return None
         if name == "passes":
             return self._passes(*given)

@@ -14,6 +14,7 @@ from kvgraft.types import Tier
 from kvgraft_observe.events import Cleared, Evicted, Residency
 from kvgraft_testing.stepped import SteppedTransferEngine
 
+from .serving import life
 from .serving.server import Server, ledgers
 from .serving.setups import SETUPS, Setup
 from .storage_tier.shelf import Shelf, open_cache, settings, stocked, tier_of
@@ -37,10 +38,7 @@ def run(cache: Cache, key: TokenKey) -> Request:
     request = cache.begin(key, reserve=8)
     assert cache.admit(request).admitted
     cache.load_back(request)
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
+    life.prefill(cache, request)
     return request
 
 

@@ -16,6 +16,7 @@ import torch
 from kvgraft import Cache, TokenKey
 from kvgraft.tree.tree import Tree
 
+from .serving import life
 from .tree.books import insert, open_tree
 
 PAGE = 4
@@ -37,10 +38,7 @@ def serve(cache: Cache, n_conversations: int) -> None:
             if not cache.admit(request).admitted:
                 assert cache.drain(), "copies hold pages as long as they take"
                 assert cache.admit(request).admitted
-            while request.computed < request.prompt:
-                n_tokens = cache.next_chunk(request)
-                assert cache.allocate(request, n_tokens)
-                cache.computed(request, n_tokens)
+            life.prefill(cache, request)
             cache.finish(request)
             cache.poll()
 

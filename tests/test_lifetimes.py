@@ -14,6 +14,8 @@ from kvgraft.cache import Cache
 from kvgraft.requests.request import Request
 from kvgraft.types import Tier
 
+from .serving import life
+
 POLICIES = ("lru", "density")
 
 
@@ -55,10 +57,7 @@ def run(cache: Cache, request: Request) -> None:
     """Load back, and compute the rest of the prompt."""
     cache.load_back(request)
     cache.drain()
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
+    life.prefill(cache, request)
 
 
 def prompt(number: int) -> list[int]:

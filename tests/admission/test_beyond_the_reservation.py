@@ -7,6 +7,7 @@ import pytest
 from kvgraft import Cache, TokenKey
 from kvgraft.requests.request import Request
 
+from ..serving import life
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
 
@@ -104,13 +105,6 @@ def test_a_refused_decode_publishes_no_state_either() -> None:
     cache.check_integrity()
 
 
-def prefill(cache: Cache, request: Request) -> None:
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
-
-
 @pytest.mark.parametrize(("n_pages", "fits"), [(9, True), (10, True), (16, True), (17, False)])
 def test_publishing_states_takes_no_room_from_the_pages_that_are_asked_for(
     n_pages: int, *, fits: bool
@@ -122,8 +116,8 @@ def test_publishing_states_takes_no_room_from_the_pages_that_are_asked_for(
         request, other = cache.begin(key, reserve=2), cache.begin(TokenKey(range(16)))
         assert cache.admit(request).admitted
         assert cache.admit(other).admitted
-        prefill(cache, request)
-        prefill(cache, other)
+        life.prefill(cache, request)
+        life.prefill(cache, other)
         cache.finish(other)
         pool = cache.tree.component("full").device
         before = pool.counts(), pool.promised

@@ -8,6 +8,8 @@ import pytest
 
 from kvgraft import Cache, Outcome, Request, TokenKey
 
+from ..serving import life
+
 
 def opened(states: int, **settings: Any) -> Cache:
     given = {"page_size": 4, "device_tokens": 256, "guard": "on", "payload": False, **settings}
@@ -15,10 +17,7 @@ def opened(states: int, **settings: Any) -> Cache:
 
 
 def played(cache: Cache, request: Request, n_decoded: int) -> None:
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
+    life.prefill(cache, request)
     for token in range(n_decoded):
         assert cache.step([request], [token]).requests == [request]
     cache.step([request], n_tokens=0)

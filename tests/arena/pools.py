@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
-from kvgraft import Cache, CacheConfig, TokenKey
+from kvgraft import Cache, CacheConfig
 from kvgraft.config import parse_config
 from kvgraft.requests.request import Request
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Tier
 from kvgraft_arena import Arena
+
+from ..serving import life
 
 __all__ = ["MIXED", "PAGE", "arena_of", "opened", "prefilled"]
 
@@ -41,13 +41,6 @@ def arena_of(cache: Cache, tier: Tier = Tier.DEVICE) -> Arena:
 
 def prefilled(cache: Cache, first: int, n_tokens: int, reserve: int = 0) -> Request:
     """A request over tokens from `first` on that has computed its prompt."""
-    request = cache.begin(TokenKey(np.arange(first, first + n_tokens)), reserve=reserve)
-    decision = cache.admit(request)
-    assert decision.admitted, decision
-    cache.load_back(request)
-    assert cache.drain()
-    while request.computed < request.prompt:
-        n = cache.next_chunk(request)
-        assert cache.allocate(request, n)
-        cache.computed(request, n)
+    request = life.admitted(cache, range(first, first + n_tokens), reserve=reserve)
+    life.prefill(cache, request)
     return request

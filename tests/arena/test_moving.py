@@ -19,6 +19,7 @@ from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..admission.crowd import Crowd
 from ..guard.guarded import small
+from ..serving import life
 from ..serving.setups import SETUPS
 from .pools import MIXED, PAGE, arena_of, opened, prefilled
 
@@ -150,10 +151,7 @@ def test_promised_slots_do_not_leave_the_pool() -> None:
     while cache.move_memory("full", "mamba"):
         pass
     assert full.ledger.headroom < full.extent
-    while request.computed < request.prompt:
-        n = cache.next_chunk(request)
-        assert cache.allocate(request, n)
-        cache.computed(request, n)
+    life.prefill(cache, request)
     cache.finish(request)
     cache.close()
 

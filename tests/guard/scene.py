@@ -32,6 +32,7 @@ from kvgraft.types import LockQuery, TransferQuery
 from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..registry.switchable import Package
+from ..serving import life
 from ..serving.components import PagedPackage, StatePackage
 from ..serving.own_parts import override, own_parts
 
@@ -207,10 +208,7 @@ class Scene:
     def computed(self, tokens: Sequence[int], **options: Any) -> Request:
         """A request whose prompt is computed and not shared yet."""
         request = self.loaded(tokens, **options)
-        while request.computed < request.prompt:
-            n_tokens = self.cache.next_chunk(request)
-            assert self.cache.allocate(request, n_tokens)
-            self.cache.computed(request, n_tokens)
+        life.prefill(self.cache, request)
         return request
 
     def cached(self, tokens: Sequence[int]) -> None:

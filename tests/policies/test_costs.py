@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgraft import Cache, TokenKey
+from kvgraft import Cache
 from kvgraft.policies.density import Clock, DensityOrder, level_of
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.pools.allocator import SlotAllocator
@@ -18,6 +18,8 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.matching import cost_of_losing
 from kvgraft.tree.node import KINDS, Node
 from kvgraft.types import PointKind, Tier
+
+from ..serving import life
 
 PAGE = 16
 SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
@@ -80,14 +82,7 @@ def test_a_cost_that_fell_counts_while_its_candidate_waits() -> None:
 
 
 def serve(cache: Cache, tokens: list[int]) -> int:
-    request = cache.begin(TokenKey(tokens), chunk=256)
-    assert cache.admit(request).admitted
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
-    cache.finish(request)
-    return request.anchor_tokens
+    return life.serve(cache, tokens, chunk=256).anchor_tokens
 
 
 def with_data(component: TreeComponent, node: Node) -> set[int]:

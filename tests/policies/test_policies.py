@@ -13,6 +13,7 @@ from kvgraft.policies import Hint
 from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft_testing.policies import check_policy
 
+from ..serving import life
 from .publishing import publish
 
 
@@ -39,9 +40,7 @@ def victims(policy: str) -> list[int]:
 def serve(cache: Cache, tokens: list[int], hint: str | None = None) -> int:
     request = cache.begin(TokenKey(tokens))
     assert cache.admit(request).admitted
-    while n_tokens := cache.next_chunk(request):
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
+    life.prefill(cache, request)
     cache.finish(request, hint=hint)
     return request.anchor_tokens
 

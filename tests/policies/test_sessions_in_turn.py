@@ -12,6 +12,8 @@ import pytest
 
 from kvgraft import Cache, TokenKey
 
+from ..serving import life
+
 PAGE = 64
 SESSIONS, TURNS, CHUNK = 24, 10, 1024
 AMPLE = 1 << 20
@@ -44,9 +46,7 @@ def hit_rate(
                 assert cache.admit(request).admitted
                 prompts += request.prompt
                 cached += request.anchor_tokens
-                while n_tokens := cache.next_chunk(request):
-                    assert cache.allocate(request, n_tokens)
-                    cache.computed(request, n_tokens)
+                life.prefill(cache, request)
                 for _ in range(output):
                     assert cache.allocate(request, 1)
                     cache.computed(request, 1)

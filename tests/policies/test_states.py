@@ -8,15 +8,15 @@ from kvgraft import Cache, TokenKey
 from kvgraft.requests.request import Request
 from kvgraft.tree.node import Node
 
+from ..serving import life
+
 PAGE = 16
 SHARED, OWN = 40 * PAGE, 20 * PAGE
 
 
 def run(cache: Cache, request: Request) -> None:
     assert cache.admit(request).admitted
-    while n_tokens := cache.next_chunk(request):
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
+    life.prefill(cache, request)
     cache.finish(request)
 
 

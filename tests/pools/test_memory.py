@@ -16,6 +16,8 @@ from kvgraft.pools import SlotAllocator
 from kvgraft.pools.plan import host_available_nbytes
 from kvgraft_storage import open_storage
 
+from ..serving import life
+
 GEOMETRY = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 64}
 """1,024 bytes a token."""
 MIXED: dict[str, Any] = {"full": GEOMETRY, "swa": {**GEOMETRY, "window": 64}, "mamba": {}}
@@ -63,10 +65,7 @@ def test_a_request_takes_the_same_steps_without_payload(payload: str) -> None:
         cache.load_back(request)
         assert cache.drain()
         assert request.ready
-        while request.computed < request.prompt:
-            n_tokens = cache.next_chunk(request)
-            assert cache.allocate(request, n_tokens)
-            cache.computed(request, n_tokens)
+        life.prefill(cache, request)
         cache.finish(request)
         assert cache.drain()
     cache.check_integrity()

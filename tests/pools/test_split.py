@@ -12,6 +12,8 @@ from kvgraft.pools.split import PoolShape, split_tokens
 from kvgraft.reach import Reach
 from kvgraft.terms import Everything, StateAt
 
+from ..serving import life
+
 HEADS = {"n_layers": 2, "n_kv_heads": 2, "head_dim": 64}
 """1,024 bytes a token."""
 STATE = {"n_layers": 2, "conv_dim": 0, "n_heads": 8, "head_dim": 16, "state_dim": 16}
@@ -117,9 +119,6 @@ def test_no_request_that_fits_pools_of_equal_tokens_is_rejected(
     equal = int(min((limit - 16 * state) / token, limit / (token + state / 2048))) // 16 * 16
     request = cache.begin(TokenKey(range(equal - 64)), reserve=32)
     assert cache.admit(request).admitted
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
+    life.prefill(cache, request)
     cache.finish(request)
     cache.close()

@@ -12,6 +12,7 @@ from kvgraft.requests.request import Request
 from kvgraft.types import PointKind
 
 from ..counting import lines_run
+from ..serving import life
 
 SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
 PAGE, WINDOW = 64, 256
@@ -24,12 +25,6 @@ def window_cache(window_tokens: int = 64_000, **settings: Any) -> Cache:
     return Cache.open({"full": SMALL, "swa": swa}, device_tokens=64_000, page_size=PAGE, **settings)
 
 
-def start(cache: Cache, tokens: Any, **begin: Any) -> Request:
-    request = cache.begin(TokenKey(tokens), **begin)
-    assert cache.admit(request).admitted
-    return request
-
-
 def prefill(cache: Cache, request: Request, until: int | None = None) -> None:
     while request.computed < (until or request.prompt):
         n_tokens = cache.next_chunk(request)
@@ -39,15 +34,8 @@ def prefill(cache: Cache, request: Request, until: int | None = None) -> None:
         cache.check_integrity()
 
 
-def decode(cache: Cache, request: Request, n_tokens: int) -> None:
-    for token in range(n_tokens):
-        request.key.extend([token])
-        assert cache.allocate(request, 1)
-        cache.computed(request, 1)
-
-
 def serve(cache: Cache, tokens: Any, **begin: Any) -> int:
-    request = start(cache, tokens, **begin)
+    request = life.admitted(cache, tokens, **begin)
     prefill(cache, request)
     cache.finish(request)
     return request.anchor_tokens
@@ -61,7 +49,7 @@ def left_slots(cache: Cache, component: str) -> int:
 
 def test_data_left_behind_costs_no_promise() -> None:
     cache = window_cache()
-    request = start(cache, LONG, reserve=300, chunk=512)
+    request = life.admitted(cache, LONG, reserve=300, chunk=512)
     seen = set()
     while request.computed < request.prompt:
         n_tokens = cache.next_chunk(request)
@@ -78,7 +66,7 @@ def test_data_left_behind_costs_no_promise() -> None:
 
 def test_another_request_resumes_from_data_a_running_one_left_behind() -> None:
     cache = window_cache()
-    running = start(cache, LONG, reserve=64, chunk=1024)
+    running = life.admitted(cache, LONG, reserve=64, chunk=1024)
     prefill(cache, running, until=4096)
     other = cache.begin(TokenKey([*LONG[:3000], 1, 2, 3]))
     assert other.anchor_tokens == 3000 // PAGE * PAGE
@@ -115,7 +103,7 @@ def test_data_left_behind_goes_first_oldest_first() -> None:
 
 def test_tables_stay_as_they_are_while_two_requests_compute_the_same() -> None:
     cache = window_cache()
-    first, second = (start(cache, LONG[:3000], reserve=100, chunk=512) for _ in range(2))
+    first, second = (life.admitted(cache, LONG[:3000], reserve=100, chunk=512) for _ in range(2))
     for _ in range(7):
         for request in (first, second):
             n_tokens = cache.next_chunk(request)
@@ -132,7 +120,7 @@ def test_tables_stay_as_they_are_while_two_requests_compute_the_same() -> None:
     assert cache.checkpoint(second)
     assert cache.table(second, "full").tolist()[:40] == cache.table(first, "full").tolist()[:40]
     for request in (first, second):
-        decode(cache, request, 90)
+        life.decode(cache, request, range(90))
         cache.finish(request)
         cache.check_integrity()
     cache.close()
@@ -140,12 +128,12 @@ def test_tables_stay_as_they_are_while_two_requests_compute_the_same() -> None:
 
 def test_a_fork_matches_no_page_that_its_original_computed_after_it() -> None:
     cache = window_cache()
-    original = start(cache, LONG[:300], reserve=2000)
+    original = life.admitted(cache, LONG[:300], reserve=2000)
     prefill(cache, original)
-    decode(cache, original, 700)
+    life.decode(cache, original, range(700))
     fork = copy(original.key)
     fork.extend(LONG[:400])
-    decode(cache, original, 700)
+    life.decode(cache, original, range(700))
     assert fork.trail is original.receipt.anchor  # the leaf grew, and is cut behind the fork
     cache.abort(cache.begin(TokenKey([*original.key.tokens(0, 1100), 1])))
     request = cache.begin(fork)
@@ -158,7 +146,7 @@ def test_a_fork_matches_no_page_that_its_original_computed_after_it() -> None:
 def test_a_table_names_no_slot_that_others_may_take() -> None:
     cache = window_cache()
     serve(cache, LONG[:3000])
-    request = start(cache, [*LONG[:3000], 1])
+    request = life.admitted(cache, [*LONG[:3000], 1])
     at, first = request.computed // PAGE, request.computed // PAGE - WINDOW // PAGE
     window = cache.table(request, "swa")[:at]
     assert left_slots(cache, "swa") > 0
@@ -235,9 +223,9 @@ def lines_to_lose_points(n_tokens: int) -> int:
 
 def test_a_long_decode_makes_no_deep_tree() -> None:
     cache = window_cache()
-    request = start(cache, LONG[:1000], reserve=3000, chunk=256)
+    request = life.admitted(cache, LONG[:1000], reserve=3000, chunk=256)
     prefill(cache, request)
-    decode(cache, request, 3000)
+    life.decode(cache, request, range(3000))
     cache.check_integrity()
     assert cache.tree.n_nodes <= 4
     cache.finish(request)
@@ -293,10 +281,10 @@ def test_a_window_on_host_has_the_last_page_that_a_repetition_of_an_aligned_prom
 
 def test_a_point_without_a_slot_is_one_for_no_component() -> None:
     cache = state_cache(states=136)
-    held = [start(cache, range(1000 * n, 1000 * n + 100), reserve=64) for n in range(44)]
+    held = [life.admitted(cache, range(1000 * n, 1000 * n + 100), reserve=64) for n in range(44)]
     for request in held:
         prefill(cache, request)
-    long = start(cache, LONG, reserve=1, chunk=4096)
+    long = life.admitted(cache, LONG, reserve=1, chunk=4096)
     assert cache.tree.component("mamba").device.headroom == 0
     books = [
         component.device.promised for component in cache.tree.components if not component.is_state
@@ -333,7 +321,7 @@ def test_points_that_could_never_fit_are_skipped_counted_and_explained(
     `skipped`: per kind how many, and the states needed with one more than are kept.
     """
     cache = Cache.open({"full": SMALL, "mamba": {"states": states}}, device_tokens=64_000)
-    request = start(cache, LONG[:1000], resume_at=[200, 512])
+    request = life.admitted(cache, LONG[:1000], resume_at=[200, 512])
     prefill(cache, request)
     cache.finish(request)
     found = cache.explain(TokenKey([*LONG[:1000], 1]))
@@ -369,7 +357,7 @@ def test_a_rejected_request_skips_no_point() -> None:
 
 def test_a_request_that_waits_skips_its_points_when_it_is_admitted() -> None:
     with Cache.open({"full": SMALL, "mamba": {"states": 3}}, device_tokens=64_000) as cache:
-        other = start(cache, range(50_000, 50_100))
+        other = life.admitted(cache, range(50_000, 50_100))
         request = cache.begin(TokenKey(LONG[:1000]), resume_at=[200, 512])
         for _ in range(2):
             assert cache.admit(request).outcome is Outcome.DEFERRED
@@ -384,7 +372,7 @@ def test_a_request_that_waits_skips_its_points_when_it_is_admitted() -> None:
 
 def test_a_skipped_point_is_counted_once_however_often_its_request_restarts() -> None:
     with Cache.open({"full": SMALL, "mamba": {"states": 2}}, device_tokens=64_000) as cache:
-        request = start(cache, LONG[:1000], resume_at=[200, 512])
+        request = life.admitted(cache, LONG[:1000], resume_at=[200, 512])
         assert cache.points.skipped[PointKind.ASKED] == 2
         for _ in range(2):
             cache.restart(request)
@@ -397,7 +385,7 @@ def test_a_skipped_point_is_counted_once_however_often_its_request_restarts() ->
 def test_a_point_of_other_tokens_or_another_kind_is_counted_though_one_was_skipped_there() -> None:
     """A restarted request may have other points at the same pages."""
     with Cache.open({"full": SMALL, "mamba": {"states": 1}}, device_tokens=64_000) as cache:
-        request = start(cache, LONG[:130], resume_at=128)
+        request = life.admitted(cache, LONG[:130], resume_at=128)
         assert cache.points.skipped == {**NOTHING, PointKind.REPEAT: 1}
         request.key.truncate(0)
         request.key.extend(range(130))
@@ -417,7 +405,7 @@ def test_points_stay_where_it_is_pages_that_could_never_fit() -> None:
     full = {**SMALL, "device_tokens": 64_000}
     swa = {**SMALL, "window": 64, "device_tokens": 640}
     cache = Cache.open({"full": full, "swa": swa, "mamba": {"states": 64}}, device_tokens=64_000)
-    request = start(cache, LONG[:1000], resume_at=[200, 512])
+    request = life.admitted(cache, LONG[:1000], resume_at=[200, 512])
     assert request.chunk < 1000
     prefill(cache, request)
     cache.finish(request)

@@ -9,6 +9,8 @@ import pytest
 
 from kvgraft import Cache, ConfigError, LeaseError, Request, TokenKey
 
+from ..serving import life
+
 COMPONENTS = [{"full": {}}, {"full": {}, "swa": {"window": 8}, "mamba": {"states": 32}}]
 BOTH = pytest.mark.parametrize("components", COMPONENTS, ids=["full", "full + swa + mamba"])
 
@@ -21,16 +23,8 @@ def opened(components: dict[str, Any] | None = None, **settings: Any) -> Cache:
 def running(cache: Cache, key: TokenKey, *, up_to: int | None = None, reserve: int = 64) -> Request:
     request = cache.begin(key, reserve=reserve)
     assert cache.admit(request).admitted
-    prefill(cache, request, up_to)
+    life.prefill(cache, request, up_to)
     return request
-
-
-def prefill(cache: Cache, request: Request, up_to: int | None = None) -> None:
-    end = request.prompt if up_to is None else up_to
-    while request.computed < end:
-        n_tokens = cache.next_chunk(request, end - request.computed)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
 
 
 def refused(cache: Cache, requests: list[Request], tokens: Any, said: str, **named: Any) -> None:
@@ -80,7 +74,7 @@ def test_of_two_leases_with_one_key_one_is_admitted() -> None:
         with pytest.raises(LeaseError, match="runs with this key"):
             cache.admit(first)
         cache.abort(first)
-        prefill(cache, second)
+        life.prefill(cache, second)
         cache.retract(second)
         assert cache.admit(cache.begin(key)).admitted
 
@@ -119,7 +113,7 @@ def test_tokens_go_behind_the_prompt(up_to: int) -> None:
     with opened() as cache:
         request = running(cache, TokenKey(range(9)), up_to=up_to)
         refused(cache, [request], [1], f"behind the {up_to} computed.*compute the prompt first")
-        prefill(cache, request)
+        life.prefill(cache, request)
         assert cache.step([request], [1]).requests == [request]
 
 
@@ -165,7 +159,7 @@ def test_samples_of_a_prompt_share_what_is_computed(
         samples = [request, *forks]
         for each in forks:
             assert cache.admit(each).admitted
-            prefill(cache, each)
+            life.prefill(cache, each)
         assert len({id(each.key) for each in samples}) == 3
         cache.step([request], [100])
         for token in range(30):
@@ -282,7 +276,7 @@ def test_a_prompt_that_is_cut_is_no_rejected_draft() -> None:
         request = running(cache, TokenKey(range(20)), up_to=8)
         request.key.truncate(14)
         request.key.extend(range(50, 56))
-        prefill(cache, request)
+        life.prefill(cache, request)
         with pytest.raises(LeaseError, match="its key was cut before that"):
             cache.finish(request)
         cache.abort(request)

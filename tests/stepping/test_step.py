@@ -12,6 +12,8 @@ import torch
 from kvgraft import Cache, ConfigError, LeaseError, Request, TokenKey
 from kvgraft.transfers import Fence
 
+from ..serving import life
+
 
 class Counting(Cache):
     """A cache that counts the requests that take the slow path in a step."""
@@ -39,10 +41,7 @@ def prefilled(cache: Cache, n_requests: int, n_tokens: int = 9, reserve: int = 6
     for n in range(n_requests):
         request = cache.begin(TokenKey(range(100 * n, 100 * n + n_tokens)), reserve=reserve)
         assert cache.admit(request).admitted
-        while request.computed < request.prompt:
-            chunk = cache.next_chunk(request)
-            assert cache.allocate(request, chunk)
-            cache.computed(request, chunk)
+        life.prefill(cache, request)
         found.append(request)
     return found
 

@@ -10,6 +10,7 @@ import msgspec
 import zmq
 
 from kvgraft import Cache, TokenKey
+from tests.serving import life
 
 __all__ = ["WAIT_MS", "Batches", "Listener", "events_of", "has", "serve"]
 
@@ -25,15 +26,7 @@ WAIT_MS = 20_000
 
 def serve(cache: Cache, first: int, n_tokens: int, namespace: object = None) -> None:
     """One request, whose copies have ended and whose events were delivered."""
-    request = cache.begin(TokenKey(range(first, first + n_tokens), namespace))
-    assert cache.admit(request).admitted
-    cache.load_back(request)
-    cache.drain()
-    while request.computed < request.prompt:
-        chunk = cache.next_chunk(request)
-        assert cache.allocate(request, chunk)
-        cache.computed(request, chunk)
-    cache.finish(request)
+    life.serve(cache, TokenKey(range(first, first + n_tokens), namespace))
     cache.drain()
     cache.poll()
 

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.serving import life
+
 pytest.importorskip("dynamo.indexer", reason="Dynamo is not at hand: make test-engine-files")
 
 from kvgraft import Cache, TokenKey
@@ -74,15 +76,7 @@ def free_port() -> int:
 
 
 def serve(cache: Cache, tokens: list[int]) -> None:
-    request = cache.begin(TokenKey(tokens))
-    assert cache.admit(request).admitted
-    cache.load_back(request)
-    cache.drain()
-    while request.computed < request.prompt:
-        chunk = cache.next_chunk(request)
-        assert cache.allocate(request, chunk)
-        cache.computed(request, chunk)
-    cache.finish(request)
+    life.serve(cache, tokens)
     cache.drain()
     cache.poll()
 

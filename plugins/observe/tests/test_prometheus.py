@@ -11,10 +11,11 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvgraft import Cache, TokenKey
+from kvgraft import Cache
 from kvgraft_observe.metrics import METRICS, Kind
 from kvgraft_observe.prometheus import CacheCollector
 from tests.commands import ROOT
+from tests.serving import life
 
 from .counts import distinct_counts, leaves
 
@@ -25,14 +26,7 @@ COUNTED = [metric for metric in METRICS if metric.name in READ]
 
 def serve(cache: Cache, n_tokens: int) -> None:
     """One request, to its end."""
-    request = cache.begin(TokenKey(range(n_tokens)))
-    assert cache.admit(request).admitted
-    cache.load_back(request)
-    while request.computed < request.prompt:
-        chunk = cache.next_chunk(request)
-        assert cache.allocate(request, chunk)
-        cache.computed(request, chunk)
-    cache.finish(request)
+    life.serve(cache, range(n_tokens))
 
 
 @pytest.fixture(name="cache")

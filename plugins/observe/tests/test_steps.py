@@ -12,6 +12,7 @@ import pytest
 from kvgraft import Cache, ConfigError, LoadModel, Request, TokenKey
 from kvgraft_observe.metrics import ADMISSION_WAIT, LOAD_BACK, MATCH, PREFETCH, Metric
 from kvgraft_observe.steps import Outcome, Steps, outcomes
+from tests.serving import life
 
 
 class Seen:
@@ -44,10 +45,7 @@ def begin(cache: Cache, key: TokenKey) -> Request:
 def serve(cache: Cache, key: TokenKey) -> None:
     """One request, to its end."""
     request = begin(cache, key)
-    while request.computed < request.prompt:
-        chunk = cache.next_chunk(request)
-        assert cache.allocate(request, chunk)
-        cache.computed(request, chunk)
+    life.prefill(cache, request)
     cache.finish(request)
     cache.drain()
 
