@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgraft.cache import Cache
-from kvgraft.requests.stepping import Stepper, _take_promised
+from kvgraft.requests.stepping import Stepper
 from kvgraft.serving import Serving
 from kvgraft.tree.component import Candidates
 from kvgraft.tree.lifetimes import Lifetimes
@@ -114,8 +114,8 @@ change(
     "a step keeps the slots it took promised",
     "everything+drawn",
     "A11 A12 I12 T8",
-    _take_promised,
-    "ledger.promised -= n",
+    Stepper._take_slots,
+    "ledger.promised -= total * per_page",
     "pass",
 )
 change(

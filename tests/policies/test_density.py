@@ -33,6 +33,12 @@ def remembered(prefixes: Prefixes, sums: Iterable[int]) -> tuple[int, Trail | No
     return visit.n_seen, visit.trail
 
 
+def named(prefixes: Prefixes) -> set[int]:
+    found = {each for part in prefixes._trails for each in part}
+    assert len(found) == prefixes._n_prefixes
+    return found
+
+
 def test_a_prefix_is_away_from_its_last_end_to_its_next_use() -> None:
     prefixes = Prefixes(64 * 16, 1 << 20)
     visits = [use(prefixes, [SAMPLED_SUM], 0) for _ in range(3)]
@@ -98,12 +104,22 @@ def test_a_use_that_is_forgotten_while_its_request_runs_leaves_nothing() -> None
     assert not prefixes._away
 
 
+def test_no_request_waits_for_the_whole_directory_to_be_made_larger() -> None:
+    """A dictionary of n entries is copied at once when it grows; those of checksums are parts."""
+    prefixes = Prefixes(64, 1 << 24)
+    for number in range(40):
+        tokens = bytearray(np.full(512 * PIECE_TOKENS, number, np.int32).data)
+        use(prefixes, prefix_sums(Use("tenant", tokens, 0, 0, []), 512 * PIECE_TOKENS), number)
+    assert len(named(prefixes)) == 40 * 512
+    assert max(map(len, prefixes._trails)) <= 40 * 512 // 100
+
+
 def test_a_sequence_used_for_ever_takes_no_more_memory() -> None:
     prefixes = Prefixes(64, 1)
     for clock in range(2000):
         prefixes.ended(use(prefixes, range(1, 30), clock), list(range(1, 32)), 0, clock)
         prefixes.ended(use(prefixes, [], clock), [], 0, clock)
-    assert prefixes._n_sums == sum(1 + len(trail.sums) for trail in prefixes._uses) <= 4 * 64
+    assert prefixes._n_sums == sum(1 + len(trail.sums) for _, trail in prefixes._uses) <= 4 * 64
 
 
 def test_short_prompts_that_grow_long_are_forgotten_in_their_turn() -> None:
@@ -112,7 +128,7 @@ def test_short_prompts_that_grow_long_are_forgotten_in_their_turn() -> None:
         prefixes.ended(use(prefixes, [], number), [1001 + 2 * number], 0, number)
     assert remembered(prefixes, [1001]) == (0, None)
     assert remembered(prefixes, [1399])[0] == 1
-    assert prefixes._n_sums == sum(1 + len(trail.sums) for trail in prefixes._uses)
+    assert prefixes._n_sums == sum(1 + len(trail.sums) for _, trail in prefixes._uses)
 
 
 def test_a_request_that_goes_on_otherwise_leaves_the_prefixes_of_its_beginning() -> None:
@@ -120,7 +136,7 @@ def test_a_request_that_goes_on_otherwise_leaves_the_prefixes_of_its_beginning()
     visit = use(prefixes, [1, 3], 0)
     prefixes.ended(visit, [1, 5, 7], 0, 0)  # its key was cut and extended meanwhile
     assert remembered(prefixes, [1, 3]) == (2, visit.trail)
-    assert set(prefixes._trails) == {each for trail in prefixes._uses for each in trail.sums}
+    assert named(prefixes) == {each for _, trail in prefixes._uses for each in trail.sums}
 
 
 def test_sequences_that_share_a_beginning_are_forgotten_whole() -> None:
@@ -129,9 +145,9 @@ def test_sequences_that_share_a_beginning_are_forgotten_whole() -> None:
         sums = [16, 32, 1001 + clock, 16 * clock + 48]
         for _ in range(2):
             prefixes.ended(use(prefixes, sums, clock), sums, 0, clock)
-    assert len(prefixes._trails) <= 64
-    assert set(prefixes._away) <= set(prefixes._trails)
-    assert prefixes._n_sums == sum(1 + len(trail.sums) for trail in prefixes._uses)
+    assert len(named(prefixes)) <= 64
+    assert set(prefixes._away) <= named(prefixes)
+    assert prefixes._n_sums == sum(1 + len(trail.sums) for _, trail in prefixes._uses)
 
 
 @pytest.mark.parametrize(

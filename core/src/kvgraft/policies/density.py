@@ -43,11 +43,8 @@ COARSER: Final = (AGAIN | RETURNING, ~HINT_BITS)
 LEARN_EVERY: Final = 400
 """Requests between two computations of the scores."""
 
-AGE_EVERY: Final = 100
-"""Requests between two counts of prefixes that grew older."""
-
-AT_FIRST_EVERY: Final = 25
-"""Both at first: a small pool is short before it saw a hundred."""
+AGE_EVERY: Final = 25
+"""Requests between two counts of prefixes that grew older; at first also of the scores."""
 
 GENERATIONS_KEPT: Final = 1 << 15
 """Generations whose stamps are known exactly; of older ones every other is forgotten."""
@@ -70,6 +67,9 @@ WORTH: list[float] = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
 
 
 YOUNGEST_STAMP: Final = 1 << 62
+
+MOST_RISEN: Final = 16
+"""Candidates passed over for one victim because their cost rose: those of many rise at once."""
 
 MOST_ENTERED: Final = 32
 """Candidates whose cost was not asked for yet: the call that enters them goes on changing it."""
@@ -134,6 +134,8 @@ class Density:
         self._bases: dict[Tier, Pool] = {}
         """The base component's pool by tier."""
         self.prefixes = Prefixes(1, 1)
+        self._learning: Rates | None = None
+        """Rates that orders get once their scores are computed, a class with each request."""
         self._n_uses = 0
         self._n_tokens = 0  # of all prompts and outputs
         self._slots = self._slots_tokens = 1  # of the base component's largest pool
@@ -187,14 +189,25 @@ class Density:
         self.clock.note(stamp, used)
         self.prefixes.used(use.memo, used)
         self._n_uses += 1
-        at_first = self._n_uses <= LEARN_EVERY
-        if self._n_uses % (AT_FIRST_EVERY if at_first else AGE_EVERY):
+        if self._learning is not None:
+            self._go_on_learning(self._learning)
+        if self._n_uses % AGE_EVERY:
             return
         self.prefixes.age(used)
+        at_first = self._n_uses <= LEARN_EVERY
         if self.prefixes.reused and (at_first or self._n_uses % LEARN_EVERY == 0):
-            rates = Rates(self.prefixes, COARSER)
-            for order in self.orders:
-                order.learn(rates)
+            self._learning = Rates(self.prefixes, COARSER)
+
+    def _go_on_learning(self, rates: Rates) -> None:
+        """Compute the scores of one more class, or hand all over; no request computes many."""
+        if rates.unscored:
+            its_class = rates.unscored.pop()
+            for base in self._bases.values():
+                rates.scores(its_class, base.capacity / self.clock.unit)
+            return
+        self._learning = None
+        for order in self.orders:
+            order.learn(rates)
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """The request's class, with what the engine said of its future."""
@@ -229,8 +242,8 @@ class DensityOrder:
     bin of ages, and so a range of stamps: candidates grow older without being moved.
 
     Where costs differ, a score counts as often as the cost of a reuse says. One that rises while a
-    candidate waits, as others leave, counts then. One that falls counts once as many victims were
-    taken as there are candidates: with each, the cost of one more is asked for again, in turn.
+    candidate waits, as others leave, counts then, of `MOST_RISEN` for a victim. One that falls
+    counts once as many victims were taken as there are candidates: with each, one more is asked.
 
     Args:
         base: the base component's pool on this tier.
@@ -294,11 +307,13 @@ class DensityOrder:
         if cost is not None:
             self._ask(0)
             self._ask_again(cost)
+        n_risen = 0
         while (taken := self._pop()) is not None:
             stamp, node, level = taken
             now = 0 if cost is None else level_of(cost(node))
-            if now <= level:
+            if now <= level or n_risen == MOST_RISEN:
                 return stamp, node
+            n_risen += 1
             self._put(stamp, node, now)
         return None
 

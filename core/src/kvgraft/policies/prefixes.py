@@ -7,12 +7,12 @@ policy learns how likely data of a class comes back at an age. The garbage colle
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from typing import Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import PIECE_TOKENS
-from kvgraft.policies.recency import untrack
+from kvgraft.policies.recency import RecencyQueue, untrack
 
 FEWEST_SAMPLED: Final = 15
 """A prefix whose checksum ends in these bits as zeros is learnt from, in a large directory."""
@@ -22,6 +22,9 @@ ENOUGH_SAMPLES: Final = 2048
 
 REMEMBERED_CAPACITIES: Final = 8
 """The directory holds as many prefixes as so many times the largest pool has tokens for."""
+
+PART_SHIFT: Final = 56
+"""A checksum's bits above it number the part of the directory: a large dictionary grows slowly."""
 
 N_BINS: Final = 14
 """Bins of age, each twice as wide as the one before; the last one is open."""
@@ -57,11 +60,13 @@ class Trail:
         n_seen: how many of them had been used before its last use.
         clock: when that ended; while it runs, when it was admitted.
         pace: slots' tokens used between its uses, as a mean; None at the first.
+        number: of its last use, among those of all; 0 where it is not remembered.
     """
 
-    __slots__ = ("clock", "n_seen", "pace", "sampled", "sums")
+    __slots__ = ("clock", "n_seen", "number", "pace", "sampled", "sums")
 
     def __init__(self) -> None:
+        self.number = 0
         self.sums: list[int] = []
         self.sampled: list[int] = []
         self.n_seen = 0
@@ -81,8 +86,6 @@ class Visit:
         pace: as in `Trail`.
         its_class: its class before its end.
     """
-
-    __slots__ = ("its_class", "n_seen", "pace", "sums", "trail")
 
     def __init__(self, sums: list[int], n_seen: int, trail: Trail | None) -> None:
         self.sums = sums
@@ -137,9 +140,10 @@ class Prefixes:
         self.n_reuses = self.n_returns = 0
         share = max(1, self.most // ENOUGH_SAMPLES)
         self._sampled = min(FEWEST_SAMPLED, (1 << share.bit_length() - 1) - 1)
-        self._trails: dict[int, Trail] = {}
-        """The last use of each prefix."""
-        self._uses: OrderedDict[Trail, None] = OrderedDict()
+        self._trails: list[dict[int, Trail]] = [{} for _ in range(1 << 64 - PART_SHIFT)]
+        """The last use of each prefix, by part."""
+        self._n_prefixes = self._n_uses = 0
+        self._uses = RecencyQueue()
         """All that are remembered, the one used least recently first."""
         self._n_sums = 0
         """Checksums in them."""
@@ -151,9 +155,9 @@ class Prefixes:
 
     def visit(self, sums: list[int]) -> Visit:
         """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
-        trails = self._trails
         for n_seen in range(len(sums), 0, -1):  # of a prefix that was seen the shorter ones were
-            trail = trails.get(sums[n_seen - 1])
+            last = sums[n_seen - 1]
+            trail = self._trails[last >> PART_SHIFT].get(last)
             if trail is not None:
                 return Visit(sums, n_seen, trail)
         return Visit(sums, 0, None)
@@ -165,7 +169,7 @@ class Prefixes:
             trail = visit.trail = Trail()
         if sums:
             self._extend(trail, sums)
-            self._uses.move_to_end(trail)
+            self._used_last(trail)
         trail.n_seen, trail.clock, trail.pace = visit.n_seen, clock, visit.pace
         n_reuses = self.n_reuses
         for each in trail.sampled:
@@ -173,8 +177,8 @@ class Prefixes:
             if sample is not None:
                 self._came_back(sample, clock)
         self.n_returns += self.n_reuses > n_reuses
-        while len(self._trails) > self.most or self._n_sums > 4 * self.most:
-            self._forget(self._uses.popitem(last=False)[0])
+        while self._n_prefixes > self.most or self._n_sums > 4 * self.most:
+            self._forget_oldest()
 
     def ended(self, visit: Visit, sums: list[int], its_class: int, clock: int) -> None:
         """The request ends: its prefixes are of age 0, and of the class that is known by now.
@@ -220,23 +224,36 @@ class Prefixes:
         """The trail goes on with those of `sums` that it does not have."""
         n_sums = len(trail.sums)
         if not n_sums:
-            self._uses[trail] = None
+            self._used_last(trail)
             self._n_sums += 1
         for each in sums[n_sums:]:
-            self._trails[each] = trail
+            part = self._trails[each >> PART_SHIFT]
+            self._n_prefixes += each not in part
+            part[each] = trail
+            untrack((part,))
             if not each & self._sampled:
                 trail.sampled.append(each)
         self._n_sums += len(sums) - n_sums
         trail.sums = sums
-        untrack((sums, self._trails, self._uses))
+        untrack((sums,))
 
-    def _forget(self, trail: Trail) -> None:
-        trails = self._trails
-        sums, trail.sums, trail.sampled = trail.sums, [], []
+    def _used_last(self, trail: Trail) -> None:
+        if trail.number:
+            self._uses.drop(trail.number, trail)
+        self._n_uses += 1
+        trail.number = self._n_uses
+        self._uses.push(trail.number, trail)
+
+    def _forget_oldest(self) -> None:
+        oldest = self._uses.pop()
+        assert oldest is not None
+        trail: Trail = oldest[1]
+        sums, trail.sums, trail.sampled, trail.number = trail.sums, [], [], 0
         self._n_sums -= 1 + len(sums)
         for each in sums:
-            if trails.get(each, trail) is trail:  # no other's
-                trails.pop(each, None)
+            part = self._trails[each >> PART_SHIFT]
+            if part.get(each, trail) is trail:  # no other's
+                self._n_prefixes -= part.pop(each, None) is not None
                 sample = self._away.pop(each, None)
                 if sample is not None:
                     sample.is_away = False

@@ -32,10 +32,14 @@ class Rates:
     Args:
         prefixes: the samples.
         masks: bits of a class that its coarser classes have, the coarsest first.
+
+    Attributes:
+        unscored: classes whose scores were not asked for so far; the caller keeps it.
     """
 
     def __init__(self, prefixes: Prefixes, masks: tuple[int, ...]) -> None:
         reached, reused = prefixes.reached, prefixes.reused
+        self.unscored = list(reached)
         self._prior = PRIOR_REQUESTS * max(1.0, prefixes.n_reuses / max(1, prefixes.n_returns))
         self._steps = [
             (mask, _coarse(reached, mask), _coarse(reused, mask)) for mask in (*masks, -1)
@@ -99,4 +103,4 @@ def _coarse(table: dict[int, list[int]], mask: int) -> dict[int, list[int]]:
     rows: dict[int, list[list[int]]] = {}
     for its_class, row in table.items():
         rows.setdefault(its_class & mask, []).append(row)
-    return {key: _sum(each) for key, each in rows.items()}
+    return {key: _sum(each) if len(each) > 1 else each[0].copy() for key, each in rows.items()}

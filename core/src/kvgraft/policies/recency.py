@@ -119,10 +119,8 @@ class RecencyQueue:
     def first(self, above: int, until: int) -> tuple[int, Any] | None:
         """The oldest candidate of those with a stamp above one, and not above another one."""
         chunk, at = self._place(above)
-        if chunk == len(self._firsts):
-            return None
-        stamp = self._stamps[chunk][at]
-        return (stamp, self._nodes[chunk][at]) if stamp <= until else None
+        entry = self.entry(chunk, at)
+        return entry if entry is not None and entry[0] <= until else None
 
     def take_first(self, above: int, until: int) -> tuple[int, Any] | None:
         """Take `first`."""

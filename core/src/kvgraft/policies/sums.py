@@ -27,12 +27,11 @@ def prefix_sums(use: Use, n_tokens: int) -> list[int]:
     sums = use.sums
     n_pieces = n_tokens // PIECE_TOKENS
     if len(sums) < n_pieces:
-        tokens = use.tokens
         last = sums[-1] if sums else 0
-        for piece in range(len(sums), n_pieces):
-            at = piece * PIECE_BYTES
-            last = digest(tokens[at : at + PIECE_BYTES], last)
-            sums.append(last)
+        with memoryview(use.tokens) as tokens:  # its slices copy nothing
+            for at in range(len(sums) * PIECE_BYTES, n_pieces * PIECE_BYTES, PIECE_BYTES):
+                last = digest(tokens[at : at + PIECE_BYTES], last)
+                sums.append(last)
     if use.namespace is None:
         return sums[:n_pieces]
     salt = digest(_named(use.namespace).encode())

@@ -33,22 +33,17 @@ def _nothing(n_pages: int, component: TreeComponent) -> bytes:
     return b"\xff" * (n_pages * component.slots_per_page * SLOT_BYTES)
 
 
-def _expect_open(request: object) -> Request:
-    """Refuse other objects than requests, and one that has ended: its slots may be others' now."""
+def _expect_pages(request: object, component: TreeComponent) -> Request:
+    """Refuse a component of states, no requests, and one that has ended: its slots are others'."""
+    if component.is_state:
+        raise ConfigError(
+            f"component {component.name!r} keeps states and has no page table; use state_slot"
+        )
     if not isinstance(request, Request):
         raise no_request(request)
     if request.stage is CLOSED:
         raise LeaseError("request is closed and has no slots; read its table before it ends")
     return request
-
-
-def _expect_pages(given: object, component: TreeComponent) -> Request:
-    """Refuse a component of states, and what `_expect_open` does."""
-    if component.is_state:
-        raise ConfigError(
-            f"component {component.name!r} keeps states and has no page table; use state_slot"
-        )
-    return _expect_open(given)
 
 
 def state_slot(request: Request, component: TreeComponent) -> int:
@@ -143,6 +138,10 @@ NO_SLOT = -1
 NO_PLACES: Ints = np.zeros(0, np.int64)
 NO_SLOTS: Slots = np.zeros(0, np.int32)
 
+NUMBERS = ("length", "allocated", "given", "next_event_tokens", "promised", "low_pages", "behind")
+FLAGS = ("tracks", "slides")
+"""Arrays of `Rows` with an entry for each row."""
+
 FEWEST_ROWS = 16
 FEWEST_PAGES = 64
 """The size of tables without bounds at first; they grow by doubling."""
@@ -160,8 +159,6 @@ class TableChanges:
         slots: int32 `[n]`, their new values.
     """
 
-    __slots__ = ("_written",)
-
     def __init__(self, written: list[tuple[Ints, Ints, Slots]]) -> None:
         self._written = written
 
@@ -172,8 +169,7 @@ class TableChanges:
 
     @property
     def slots(self) -> torch.Tensor:
-        found = [slots for _, _, slots in self._written]
-        return torch.from_numpy(np.concatenate([NO_SLOTS, *found]))
+        return torch.from_numpy(np.concatenate([NO_SLOTS, *[each[2] for each in self._written]]))
 
 
 class Rows:
@@ -273,15 +269,8 @@ class Rows:
         none = np.full(more, NO_SLOT, np.int32)
         self.states = [np.concatenate([each, none]) for each in self.states]
         self.tracked = [np.concatenate([each, none]) for each in self.tracked]
-        self.length = _longer(self.length, more)
-        self.allocated = _longer(self.allocated, more)
-        self.given = _longer(self.given, more)
-        self.next_event_tokens = _longer(self.next_event_tokens, more)
-        self.promised = _longer(self.promised, more)
-        self.low_pages = _longer(self.low_pages, more)
-        self.behind = _longer(self.behind, more)
-        self.tracks = np.concatenate([self.tracks, np.zeros(more, np.bool_)])
-        self.slides = np.concatenate([self.slides, np.zeros(more, np.bool_)])
+        for name in (*NUMBERS, *FLAGS):
+            setattr(self, name, _longer(getattr(self, name), more))
         self.held_from = [_longer(each, more) for each in self.held_from]
         self.request += [None] * more
         self.free = [*range(n_rows - 1, self.n_rows - 1, -1), *self.free]
@@ -447,5 +436,5 @@ def _doubled(n: int, was: int) -> int:
     return max(n, 2 * was) if n > was else was
 
 
-def _longer(numbers: Ints, more: int) -> Ints:
-    return np.concatenate([numbers, np.zeros(more, np.int64)])
+def _longer(numbers: npt.NDArray[Any], more: int) -> npt.NDArray[Any]:
+    return np.concatenate([numbers, np.zeros(more, numbers.dtype)])

@@ -32,7 +32,6 @@ from kvgraft.requests.slots import StateSlots
 from kvgraft.sizes import expect_count
 from kvgraft.tree import pinning
 from kvgraft.tree.keys import TOKEN_BYTES, token_rows
-from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
 
@@ -95,22 +94,6 @@ class Batch:
         n_noted: tokens that were computed, of all of them.
         stale: rows that other calls changed before.
     """
-
-    __slots__ = (
-        "end",
-        "first",
-        "keys",
-        "length",
-        "n_noted",
-        "n_slow",
-        "n_tokens",
-        "noted",
-        "requests",
-        "rows",
-        "slow",
-        "stale",
-        "tokens",
-    )
 
     def __init__(self, requests: list[Request], rows: Ints, n_tokens: int) -> None:
         self.requests = requests
@@ -450,7 +433,9 @@ class Stepper:
             index, per_page = component.index, component.slots_per_page
             page_bytes = per_page * SLOT_BYTES
             ledger = requests[0].components[index].account.ledger
-            slots = _take_promised(ledger, total * per_page)
+            slots = ledger.take_private(total * per_page)
+            assert slots is not None
+            ledger.promised -= total * per_page
             width = self.rows.n_pages * per_page
             numbers = np.frombuffer(slots, np.int32)
             places = rows * width + first * per_page
@@ -628,13 +613,6 @@ class Stepper:
 def _no_request(requests: Sequence[object]) -> object:
     """The first that is none."""
     return next(each for each in requests if not isinstance(each, Request))
-
-
-def _take_promised(ledger: Ledger, n: int) -> bytes:
-    slots = ledger.take_private(n)
-    assert slots is not None
-    ledger.promised -= n
-    return slots
 
 
 def _count(n_tokens: object) -> int:
