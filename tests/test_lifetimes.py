@@ -11,6 +11,7 @@ import pytest
 
 from kvgraft import BudgetError, CacheConfig, ConfigError, GuardMode, TokenKey
 from kvgraft.cache import Cache
+from kvgraft.policies.recency import RecencyQueue
 from kvgraft.requests.request import Request
 from kvgraft.types import Tier
 
@@ -130,6 +131,44 @@ def test_time_that_ends_while_data_is_pinned_counts_once_it_is_not() -> None:
         cache.evict("full", 4)
         cache.check_integrity()
         assert left(cache, 0, 1) == [0]
+
+
+class CountedQueue(RecencyQueue):
+    """Counts what is asked of it."""
+
+    n_calls = 0
+
+    def push(self, stamp: int, node: Any) -> None:
+        CountedQueue.n_calls += 1
+        super().push(stamp, node)
+
+    def withdraw(self, stamp: int, node: Any) -> None:
+        CountedQueue.n_calls += 1
+        super().withdraw(stamp, node)
+
+
+@pytest.mark.parametrize("call", ["evict", "request"])
+def test_a_call_does_not_pay_for_all_whose_time_is_over(call: str) -> None:
+    """As the first one after an idle hour."""
+    clock = Time()
+    with opened(clock=clock, host_tokens=0, device_tokens=4000) as cache:
+        (full,) = cache.tree.components
+        full.device_queue.use(lambda pool: CountedQueue())
+        for number in range(400):
+            serve(cache, prompt(number), ttl_s=10 + number % 3)
+        clock.now_s = 3600.0
+        cache.poll()
+        CountedQueue.n_calls = 0
+        if call == "evict":
+            cache.evict("full", 4)
+        else:
+            serve(cache, prompt(1000))
+        assert CountedQueue.n_calls <= 4
+        cache.evict("full", 600)
+        assert left(cache, *range(0, 400, 3)) == [], "their time was over first"
+        last = [*range(2, 400, 3)]
+        assert left(cache, *last) == last
+        cache.check_integrity()
 
 
 def test_a_clock_that_goes_back_stands_still() -> None:

@@ -322,9 +322,28 @@ def test_a_setting_of_another_engine_is_answered_with_ours(name: str, meant: str
     assert str(refused.value).startswith(f"no setting {name!r}; did you mean {meant} settings: ")
 
 
+@pytest.mark.parametrize(
+    ("component", "name", "meant"),
+    [
+        ("swa", "sliding_window", "window"),
+        ("mamba", "max_mamba_cache_size", "states"),
+        ("mamba", "mamba_ssm_dtype", "state_dtype"),
+        ("full", "num_hidden_layers", "n_layers"),
+        ("full", "kv_cache_dtype", "dtype"),
+    ],
+)
+def test_a_component_s_option_of_another_engine_is_answered_with_ours(
+    component: str, name: str, meant: str
+) -> None:
+    with pytest.raises(PluginError) as refused:
+        Cache.open({component: {name: 8}}, device_tokens=64)
+    said = f"component {component!r}: no option {name!r}; did you mean {meant!r}? options: "
+    assert str(refused.value).startswith(said)
+
+
 def test_every_name_that_is_meant_is_one_of_ours() -> None:
     """Settings, options of components, or options of commands."""
-    ours = {*CacheConfig.model_fields, "window", "dtype"}
+    ours = {*CacheConfig.model_fields, "window", "dtype", "n_layers"}
     ours |= {"block_tokens", "chunk_tokens", "max_running", "step_tokens"}
     assert {each for names in ELSEWHERE.values() for each in names} <= ours
     assert not ELSEWHERE.keys() & ours

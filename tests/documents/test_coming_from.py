@@ -33,4 +33,4 @@ def test_calls_and_settings_of_ours_that_are_named_are_there() -> None:
     settings = {*CacheConfig.model_fields, *StorageSettings.model_fields}
     calls = {name for each in (Cache, Request) for name in dir(each)} | {"reserve", "chunk"}
     words = set(re.findall(r"`([a-z]+(?:_[a-z]+)*)`", here))
-    assert words - settings - calls == {"dtype", "cache_salt"}
+    assert words - settings - calls == {"dtype", "cache_salt", "n_layers"}

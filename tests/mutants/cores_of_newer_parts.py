@@ -73,7 +73,7 @@ change(
 change(
     "data of a higher priority leaves first",
     DRAWN,
-    "T7",
+    "T7 I9",
     Candidates._next,
     "level < first",
     "level > first",
@@ -90,9 +90,9 @@ change(
     "expired data waits for its turn",
     DRAWN,
     "T7 K2",
-    Candidates._expire,
-    "by_time[0][0] <= lifetimes.now_s",
-    "by_time[0][0] < 0",
+    Candidates._next,
+    "least <= EXPIRED and self._over(giver) is not None",
+    "False",
 )
 change(
     "a call leaves the priority of the call before",

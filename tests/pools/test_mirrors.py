@@ -12,6 +12,7 @@ from kvgraft import (
     Cache,
     CacheConfig,
     Component,
+    ConfigError,
     Everything,
     HostMirror,
     PlaneSpec,
@@ -61,3 +62,10 @@ def test_a_reach_says_its_pages() -> None:
     assert Reach(Trailing(6)).pages(1, 4) == (Span(0, 1),)
     assert Reach(Everything()).pages(5, 4) == (Span(0, 5),)
     assert Reach(Everything()).pages(0, 4) == ()
+    for boundary, page_size, said in (
+        (3, 0, "Reach.pages: page_size 0; give a whole number, 1 or more"),
+        (-1, 4, "Reach.pages: boundary -1; give a whole number, 0 or more"),
+        (2.5, 4, "Reach.pages: boundary 2.5; give"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            Reach(Trailing(6)).pages(boundary, page_size)  # type: ignore[arg-type]

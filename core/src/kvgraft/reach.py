@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvgraft.errors import ConfigError, ContractViolation
+from kvgraft.sizes import expect_count
 from kvgraft.terms import Everything, StateAt, Term, Trailing
 from kvgraft.types import Span, new_span
 
@@ -175,9 +176,10 @@ class Reach:
     def pages(self, boundary: int, page_size: int) -> tuple[Span, ...]:
         """Page ranges needed at a boundary, given in pages: disjoint, in order; none for a state.
 
-        `acquire_component_lock` names at least these.
+        `acquire_component_lock` names at least these. Raises `ConfigError` for no whole numbers.
         """
-        return PageReach(self, page_size).spans(boundary)
+        size = expect_count("Reach.pages: page_size", page_size, 1)
+        return PageReach(self, size).spans(expect_count("Reach.pages: boundary", boundary))
 
     def width(self, boundary: int, page_size: int) -> int:
         """Most pages needed at any boundary up to this one, given in pages."""

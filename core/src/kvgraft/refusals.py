@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from difflib import get_close_matches
 from reprlib import Repr
-from typing import Any, get_args
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-__all__ = ["SettingsModel", "first_refusal", "of_type", "other_names", "shown", "wanted"]
+__all__ = ["SettingsModel", "closest", "first_refusal", "of_type", "other_names", "shown", "wanted"]
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -39,6 +39,8 @@ WANTED = {
     "path_not_directory": "a directory that is there",
     "string_too_short": "text of {min_length} or more characters",
     "too_long": "{max_length} or fewer",
+    "too_short": "{min_length} or more",
+    "int_parsing_size": "a smaller number",
     **dict.fromkeys(INTEGER, "a whole number"),
     **dict.fromkeys(FLOAT, "a number"),
     **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
@@ -53,7 +55,6 @@ OF_A_TYPE = frozenset({"string_type", *INTEGER, *FLOAT, *OPTIONS})
 
 CLOSE = 0.65
 """Likeness from which on another name may have been meant; `window` is no `kind`."""
-
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("block_size", "kv_block_size", "page_tokens"), ("page_size", "block_tokens")),
@@ -71,6 +72,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "max_num_batched_tokens": ("step_tokens",),
     **dict.fromkeys(("chunked_prefill_size", "long_prefill_token_threshold"), ("chunk_tokens",)),
     **dict.fromkeys(("kv_cache_dtype", "cache_dtype"), ("dtype",)),
+    "num_hidden_layers": ("n_layers",),
 }
 """Settings, options and command-line options, by their names in vLLM and SGLang."""
 
@@ -88,6 +90,7 @@ VALUES = {
 class SettingsModel(BaseModel):
     """Settings that refuse names they do not know, and true and false for a number."""
 
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # by their names in other engines, as `ELSEWHERE`
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @field_validator("*", mode="before")
@@ -124,7 +127,7 @@ def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> 
         return _plain(first)
     fields = _fields_around(model, place)
     if first["type"] == "extra_forbidden":
-        return _unknown(place, fields, noun)
+        return _unknown(place, fields, noun, getattr(model, "elsewhere", {}))
     field = fields.get(place[-1])
     name = f"{noun} {'.'.join(place)}"
     if first["type"] == "missing":
@@ -172,13 +175,19 @@ def shown(value: object) -> str:
     return " ".join(_SHORT.repr(value).split())
 
 
-def _unknown(place: list[str], known: Mapping[str, FieldInfo], noun: str) -> str:
-    near = other_names(place[-1], known) or [
-        repr(each) for each in get_close_matches(place[-1], known, n=1, cutoff=CLOSE)
-    ]
-    meant = f"; did you mean {' or '.join(near)}?" if near else ";"
-    listed = ", ".join(known) or "none"
-    return f"no {noun} {'.'.join(place)!r}{meant} {noun}s: {listed}"
+def closest(name: str, known: Collection[str]) -> str:
+    """The question " did you mean 'window'?", or nothing where no known name is alike."""
+    near = get_close_matches(name, known, n=1, cutoff=CLOSE)
+    return f" did you mean {near[0]!r}?" if near else ""
+
+
+def _unknown(
+    place: list[str], known: Collection[str], noun: str, elsewhere: Mapping[str, str]
+) -> str:
+    name = place[-1]
+    near = [repr(elsewhere[name])] if name in elsewhere else other_names(name, known)
+    meant = f" did you mean {' or '.join(near)}?" if near else closest(name, known)
+    return f"no {noun} {'.'.join(place)!r};{meant} {noun}s: {', '.join(known) or 'none'}"
 
 
 def _fields_around(model: type[BaseModel], place: list[str]) -> Mapping[str, FieldInfo]:

@@ -467,7 +467,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "less than a page": (
         ("TRACE", "--component", "full", "--device-tokens", "4M,10"),
-        "component 'full': option device_tokens: 10 tokens make no page of 64; give 64 or more",
+        "component 'full': --device-tokens: 10 tokens make no page of 64; give 64 or more",
     ),
     "too few bytes": (
         ("TRACE", "--component", "full", "--device-tokens", "1kB"),

@@ -286,7 +286,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "less than a page": (
         ("TRACE", "--component", "full", "--device-tokens", "10"),
-        "component 'full': option device_tokens: 10 tokens make no page of 64; give 64 or more",
+        "component 'full': --device-tokens: 10 tokens make no page of 64; give 64 or more",
     ),
     "page of nothing": (
         ("TRACE", "--component", "full", "--page-size", "0"),

@@ -292,6 +292,8 @@ def test_arguments_of_the_tokenizer_are_no_variables_of_a_template(name: str) ->
         ("completions", {"cache_salt": ""}, "cache_salt", "give text of 1 or more characters"),
         ("completions", {"cache_salt": 5}, "cache_salt", "give text"),
         ("completions", {"priority": 0.5}, "priority", "give a whole number"),
+        ("completions", {"priority": 1e99}, "priority", "priority=1e+99: give a smaller number"),
+        ("chat/completions", {"messages": []}, "messages", "messages=[]: give 1 or more"),
         ("completions", {"logprobs": 21}, "logprobs", "give 20 or less"),
         ("completions", {"logprobs": True}, "logprobs", "logprobs=True: give a whole number"),
         ("completions", {"top_logprobs": 2}, "top_logprobs", "unrecognized request argument"),

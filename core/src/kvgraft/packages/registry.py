@@ -30,7 +30,7 @@ from kvgraft.contract import (
 from kvgraft.errors import ConfigError, PluginError
 from kvgraft.optional import Published, import_failure, published
 from kvgraft.policies.policy import EvictionPolicy
-from kvgraft.refusals import of_type
+from kvgraft.refusals import closest, of_type
 from kvgraft.types import ComponentDeclaration
 
 MARKS = {
@@ -338,11 +338,8 @@ def expect_installed(name: str) -> None:
 
 def _not_installed(name: str, known: Collection[str]) -> ConfigError:
     names = ", ".join(sorted(known)) or "none"
-    near = get_close_matches(name, known, n=1)
-    meant = f" did you mean {near[0]!r}?" if near else ""
-    return ConfigError(
-        f"component {name!r} is not installed;{meant} installed: {names}; see `kvgraft components`"
-    )
+    said = f"component {name!r} is not installed;{closest(name, known)} installed: {names}"
+    return ConfigError(f"{said}; see `kvgraft components`")
 
 
 def select(names: Sequence[str]) -> list[Plugin]:
@@ -399,12 +396,8 @@ def load_policy(name: str) -> EvictionPolicy:
                 raise ConfigError(f"eviction policy {name!r}: {each.contested}")
             return _published(name, each.load)
     known = policy_names()
-    near = get_close_matches(name, known, n=1)
-    meant = f" did you mean {near[0]!r}?" if near else ""
-    raise ConfigError(
-        f"eviction policy {name!r} is not installed;{meant} use one of {', '.join(known)}, or "
-        "install its package"
-    )
+    said = f"eviction policy {name!r} is not installed;{closest(name, known)}"
+    raise ConfigError(f"{said} use one of {', '.join(known)}, or install its package")
 
 
 def _published(name: str, load: Callable[[], object]) -> EvictionPolicy:

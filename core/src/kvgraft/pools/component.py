@@ -120,23 +120,22 @@ def paged_pools(
     Raises:
         ConfigError: a size below one page.
     """
-    device_tokens = options.device_tokens or context.device_tokens
-    host_tokens = context.host_tokens if options.host_tokens is None else options.host_tokens
-    n_device = _whole_pages("device_tokens", device_tokens, context)
-    device = DevicePool(planes, n_device, context.device)
-    if host_tokens == 0:
+    device = DevicePool(planes, _whole_pages("device_tokens", options, context), context.device)
+    n_host = _whole_pages("host_tokens", options, context)
+    if n_host == 0:
         return device, None
-    n_host = _whole_pages("host_tokens", host_tokens, context)
     mirrored = planes if host_planes is None else host_planes
     return device, HostMirror(mirrored, n_host, pin=context.pin_host)
 
 
-def _whole_pages(option: str, tokens: int, context: BuildContext) -> int:
+def _whole_pages(name: str, options: ComponentOptions, context: BuildContext) -> int:
+    own: int | None = getattr(options, name)
+    tokens: int = getattr(context, name) if own is None else own
     n_pages = context.pages(tokens)
-    if n_pages < 1:
+    if tokens and n_pages < 1:
         raise ConfigError(
-            f"option {option}: {tokens} tokens make no page of {context.page_size}; "
-            f"give {context.page_size} or more"
+            f"{'setting' if own is None else 'option'} {name}: {tokens} tokens make no page of "
+            f"{context.page_size}; give {context.page_size} or more"
         )
     return n_pages
 

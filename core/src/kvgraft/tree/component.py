@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache, partial
-from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
@@ -66,8 +65,6 @@ class Candidates:
         self._pool = pool
         self._refused: Exception | None = None
         """The error of an order that did not take a candidate, or did not drop one."""
-        self._by_time: list[tuple[float, int, Node]] = []
-        """A heap of candidates whose time is not over yet, and of some that are none any more."""
         self.use(lambda pool: RecencyQueue())
 
     def use(self, make: Callable[[PoolBooks], Order]) -> None:
@@ -77,6 +74,8 @@ class Candidates:
             {LEFT: _Line(RecencyQueue()), 0: _Line(make(each))} for each in self._pool.parts
         ]
         """By tenant and level."""
+        self._by_time = [RecencyQueue() for _ in self._pool.parts]
+        """By tenant, those that have a time, in the order in which it is over."""
 
     @property
     def first_order(self) -> Order:
@@ -98,10 +97,6 @@ class Candidates:
         cell = node.cells[self._index]
         if cell.queued & self._place:
             return
-        self._expire()
-        self._enter(node, cell)
-
-    def _enter(self, node: Node, cell: Cell) -> None:
         line = self._line(node, cell)
         try:
             line.order.push(cell.stamp, node)
@@ -110,19 +105,21 @@ class Candidates:
             return
         cell.queued |= self._place
         line.n += 1
-        lifetimes = self._tree.lifetimes
-        if lifetimes is not None:
-            term = lifetimes.of(cell.stamp)
-            if term is not None and term.until_s is not None and not lifetimes.is_over(term):
-                heappush(self._by_time, (term.until_s, cell.stamp, node))
+        until = self._until(cell.stamp)
+        if until is not None:
+            self._by_time[node.tenant].push(until, node)
 
     def withdraw(self, node: Node) -> None:
         """Drop what is no candidate any more; nothing happens if it is not entered."""
         cell = node.cells[self._index]
         if not cell.queued & self._place:
             return
-        self._expire()
-        self._leave(node, cell, self._line(node, cell))
+        line = self._line(node, cell)
+        self._gone(node, cell, line)
+        try:
+            line.order.withdraw(cell.stamp, node)
+        except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
+            self._refused = self._refused or error
 
     def take(self, least: int = LEFT) -> Node | None:
         """Take the next victim; None if nobody has one to give up of the level `least` or above.
@@ -134,9 +131,15 @@ class Candidates:
         if self._refused is not None:
             said = f"{type(self._refused).__name__}: {self._refused}"
             raise self._bad_order(f"does not take or drop a candidate: {said}") from self._refused
-        line = self._next(least)[1]
-        if line is None:
+        giver, level = self._next(least)
+        if giver is None or level is None:
             return None
+        if level == EXPIRED:
+            over = self._over(giver)
+            assert over is not None
+            self.withdraw(over)
+            return over
+        line = self._lines[giver][level]
         try:
             entry = line.order.pop()
             if entry is None:
@@ -151,13 +154,12 @@ class Candidates:
             raise self._bad_order(f"gives no pair of stamp and node: {said}") from error
         if not cell.queued & self._place or cell.stamp != stamp:
             raise self._bad_order(f"gives {node!r} again, with stamp {stamp}")
-        cell.queued &= ~self._place
-        line.n -= 1
+        self._gone(node, cell, line)
         return node
 
     def next_level(self) -> int | None:
         """The level of the next victim; None if nobody has one to give up."""
-        return self._next(LEFT)[0]
+        return self._next(LEFT)[1]
 
     def giver(self) -> int | None:
         """The tenant whose data goes next: it borrowed most for its weight; None if none has to.
@@ -204,50 +206,45 @@ class Candidates:
         stamp, lifetimes, lines = cell.stamp, self._tree.lifetimes, self._lines[node.tenant]
         if stamp < FIRST_USE:
             return lines[LEFT]
-        level = 0 if lifetimes is None else lifetimes.level(stamp)
+        level = 0 if lifetimes is None else lifetimes.priority(stamp)
         line = lines.get(level)
         if line is None:
-            pool = self._pool.parts[node.tenant]
-            line = _Line(RecencyQueue() if level == EXPIRED else self._make(pool))
-            lines[level] = line
+            line = lines[level] = _Line(self._make(self._pool.parts[node.tenant]))
         return line
 
-    def _next(self, least: int) -> tuple[int | None, _Line | None]:
-        """The level of the next victim, and the line that it is the first of."""
-        self._expire()
+    def _next(self, least: int) -> tuple[int | None, int | None]:
+        """The tenant and the level of the next victim."""
         giver = self.giver()
-        first: int | None = None
         if giver is None:
             return None, None
-        lines = self._lines[giver]
-        for level, line in lines.items():
+        first = EXPIRED if least <= EXPIRED and self._over(giver) is not None else None
+        for level, line in self._lines[giver].items():
             if line.n and level >= least and (first is None or level < first):
                 first = level
-        return first, None if first is None else lines[first]
+        return giver, first
 
-    def _expire(self) -> None:
-        """Move the candidates whose time is over by now, before any is entered or looked for.
+    def _until(self, stamp: int) -> int | None:
+        """Orders data by the end of its time, then by its last use; None if it has no time."""
+        lifetimes = self._tree.lifetimes
+        term = None if lifetimes is None else lifetimes.of(stamp)
+        if term is None or term.until_s is None:
+            return None
+        return (round(min(term.until_s, 1e15) * 1e9) << 64) + stamp
 
-        So what has its time in the heap and is entered, lies at its priority's level.
-        """
-        by_time, lifetimes = self._by_time, self._tree.lifetimes
-        while by_time and lifetimes is not None and by_time[0][0] <= lifetimes.now_s:
-            entry = heappop(by_time)
-            if by_time and by_time[0] == entry:
-                continue  # it was withdrawn and entered again
-            _, stamp, node = entry
-            cell = node.cells[self._index]
-            if cell.queued & self._place and cell.stamp == stamp:
-                self._leave(node, cell, self._lines[node.tenant][lifetimes.priority(stamp)])
-                self._enter(node, cell)
+    def _over(self, tenant: int) -> Node | None:
+        """The candidate whose time was over first; None if nobody's is. It stays at its level."""
+        entry = self._by_time[tenant].entry(0, 0)
+        if entry is None:
+            return None
+        node: Node = entry[1]
+        return node if self._tree.level(node.cells[self._index].stamp) == EXPIRED else None
 
-    def _leave(self, node: Node, cell: Cell, line: _Line) -> None:
+    def _gone(self, node: Node, cell: Cell, line: _Line) -> None:
         cell.queued &= ~self._place
         line.n -= 1
-        try:
-            line.order.withdraw(cell.stamp, node)
-        except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
-            self._refused = self._refused or error
+        until = self._until(cell.stamp)
+        if until is not None:
+            self._by_time[node.tenant].withdraw(until, node)
 
     def _bad_order(self, what: str) -> ContractViolation:
         return ContractViolation("K2", self._name, f"its eviction policy's order {what}")

@@ -247,7 +247,10 @@ class Order:
             return -inf, 0.0, stamp
         level = self.tree.level(stamp)
         if level == EXPIRED:
-            return level, 0.0, stamp
+            term = None if self.tree.lifetimes is None else self.tree.lifetimes.of(stamp)
+            assert term is not None
+            assert term.until_s is not None
+            return level, term.until_s, stamp
         _, score = ranked(self.tree, self._order(component), stamp)
         return level, (0.0 if score is None else score), stamp
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
 
@@ -37,6 +37,12 @@ class MambaOptions(LayerOptions):
         checkpoint_interval_tokens: during prefill, capture a state at each multiple of this many
             tokens; a multiple of the page size; None for none.
     """
+
+    elsewhere: ClassVar = {
+        "max_mamba_cache_size": "states",
+        "mamba_ssm_dtype": "state_dtype",
+        "mamba_ssm_cache_dtype": "state_dtype",
+    }
 
     states: PositiveInt | None = None
     host_states: NonNegativeInt | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pydantic import Field
 
 from kvgraft import AttentionOptions, Tokens
@@ -16,5 +18,7 @@ class SwaOptions(AttentionOptions):
         window: tokens before a boundary that the next token attends to. It need not be a multiple
             of the page size: kvgraft keeps every page the window touches.
     """
+
+    elsewhere: ClassVar = {"sliding_window": "window", "sliding_window_size": "window"}
 
     window: Tokens = Field(default=4096, gt=0)

@@ -13,7 +13,7 @@ from kvgraft_testing.machine.observing import NodeView, Snapshot
 
 __all__ = ["LEFT_FIRST", "Rank", "Recency", "Retention"]
 
-Rank = tuple[float, int, int]
+Rank = tuple[float, float, int]
 """When data is to leave, the lowest first: its level, the policy's order, its last use."""
 
 LEFT_FIRST = -inf
@@ -179,20 +179,26 @@ class Recency:
         levels = self._levels(pages[-1], self.certain(component, tier, pages), last, self.was_s)
         return self._rank(pages[-1], max(levels), last)
 
-    def _rank(self, page: Prefix, level: float, used: int) -> Rank:
+    def _rank(self, page: Prefix, at: tuple[float, float], used: int) -> Rank:
+        level, until_s = at
         if used < 0:
             return LEFT_FIRST, 0, used
-        return level, 0 if level == EXPIRED else self.keeping.rank(page[0]), used
+        return level, until_s if level == EXPIRED else self.keeping.rank(page[0]), used
 
-    def _levels(self, page: Prefix, first: int, last: int, now_s: float) -> list[float]:
-        """The levels that data has by some time whose last use is one from `first` to `last`."""
+    def _levels(
+        self, page: Prefix, first: int, last: int, now_s: float
+    ) -> list[tuple[float, float]]:
+        """The levels that data has by some time whose last use is one from `first` to `last`.
+
+        With the end of its time, where that is over.
+        """
         there = self._retentions.get(page[0], ())
         until = [(at, retention) for at, retention in there if at <= max(first, last)]
         begun = [at for at, _ in until if at <= first]
         found = [
             _level(retention, now_s) for at, retention in until if not begun or at >= begun[-1]
         ]
-        return found if begun else [0, *found]
+        return found if begun else [(0, 0), *found]
 
     def is_next(self, name: str, page: Prefix) -> bool:
         """Whether data is in the clean reserve, and was not used since it came there."""
@@ -210,6 +216,8 @@ class Recency:
         return max(self._before.get((name, tier, page), known.get(page, 0)) for page in pages)
 
 
-def _level(retention: Retention, now_s: float) -> float:
-    """The level of data with a retention by some time."""
-    return EXPIRED if retention.until_s <= now_s else retention.priority
+def _level(retention: Retention, now_s: float) -> tuple[float, float]:
+    """The level of data with a retention by some time, and the end of that if it is over."""
+    if retention.until_s <= now_s:
+        return EXPIRED, retention.until_s
+    return retention.priority, 0
