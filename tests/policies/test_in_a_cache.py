@@ -370,9 +370,10 @@ class ByRecency(RecencyQueue):
     """Has no scores, so a later use counts whatever its class."""
 
 
+@pytest.mark.parametrize("guard", ["off", "on"])
 @pytest.mark.parametrize(("order", "kept"), [(ByClass, 64), (ByRecency, 0)])
 def test_a_prefix_keeps_its_own_use_where_the_policy_thinks_more_of_it(
-    opened: Callable[..., Cache], order: type[RecencyQueue], kept: int
+    opened: Callable[..., Cache], order: type[RecencyQueue], kept: int, guard: str
 ) -> None:
     class Mine(Classifying):
         """Prompts are of class 2, and of class 1 when their request has ended."""
@@ -387,7 +388,7 @@ def test_a_prefix_keeps_its_own_use_where_the_policy_thinks_more_of_it(
             return 1
 
     prefix, longer, other = [0] * 64, [0] * 64 + [1] * 32, [2] * 64
-    with opened(Mine) as cache:
+    with opened(Mine, guard=guard) as cache:
         for prompt in (prefix, longer, other):
             request = cache.begin(TokenKey(prompt))
             assert cache.admit(request).admitted

@@ -47,7 +47,7 @@ class Order:
         self._pinned: set[int] = set()
         self._above: list[Node] = []
         self._leaving: Node | None = None
-        self._lifted: tuple[Node, Node, list[int]] | None = None
+        self._lifted: tuple[Node, Node, list[tuple[TreeComponent, int]]] | None = None
         self._calls = 0
         self._everything_home = any(component.home_is_host for component in tree.components)
 
@@ -158,7 +158,7 @@ class Order:
             self._check_along(component, node, was, components)
         self._check_lifted()
         if node.parent is not None and id(node) not in self._doubles:
-            self._lifted = (node, node.parent, [cell.stamp for cell in node.cells])
+            self._lifted = (node, node.parent, self._inherited(node, node.parent))
         self._above.append(node)
         if not self._exact:
             self._component = None
@@ -170,16 +170,27 @@ class Order:
 
     # -- inside
 
+    def _inherited(self, node: Node, parent: Node) -> list[tuple[TreeComponent, int]]:
+        """The stamps of a victim that the node above inherits, unless its own is worth more."""
+        found: list[tuple[TreeComponent, int]] = []
+        for component in self.tree.prefix_closed if parent.parent is not None else ():
+            used, own = (each.cells[component.index].stamp for each in (node, parent))
+            if used > own and self.tree.lifetimes is None:
+                order = component.device_queue
+                score, least = (ranked(self.tree, order, each)[1] for each in (used, own))
+                if score is not None and least is not None and score < least:
+                    continue
+            found.append((component, used))
+        return found
+
     def _check_lifted(self) -> None:
         """A use of a node was a use of its prefix: the parent of a victim inherits it (T7)."""
         if self._lifted is None:
             return
-        node, parent, stamps = self._lifted
+        node, parent, inherited = self._lifted
         self._lifted = None
-        if parent.parent is None:
-            return
-        for component in self.tree.prefix_closed:
-            used, above = stamps[component.index], parent.cells[component.index].stamp
+        for component, used in inherited:
+            above = parent.cells[component.index].stamp
             if above < used:
                 raise ContractViolation(
                     "T7",
