@@ -22,7 +22,7 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 # three, as tests also wait for processes of their own; worksteal: each keeps to its part of the tests,
 # and helps where another is behind
 PYTEST_ARGS ?= -n 3 --dist worksteal
-QUICK  := tests/tree tests/admission tests/transfers tests/pools tests/policies tests/stepping tests/architecture tests/test_misuse.py
+QUICK  := tests/tree tests/admission tests/transfers tests/pools tests/policies tests/stepping tests/architecture tests/requests/test_misuse.py
 STEPS  ?= 1000000
 DIST   ?= dist
 
@@ -204,7 +204,7 @@ bench-all: setup ## run every script in benchmarks/; takes long
 COMPILED := build/compiled
 # those that need no class of the core to be patched; tests/commands.py marks the others among them
 COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions tests/stepping \
-  tests/guard tests/test_collector.py tests/test_misuse.py
+  tests/guard tests/tree/test_collector.py tests/requests/test_misuse.py
 
 compiled: $(COMPILED)/.ready ## compile the core into build/compiled; needs a C compiler
 	@echo "the compiled core is used with PYTHONPATH=$(abspath $(COMPILED))"

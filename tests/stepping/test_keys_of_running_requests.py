@@ -219,7 +219,7 @@ def test_a_wrong_fork_changes_nothing() -> None:
 def test_a_key_that_is_cut_to_the_accepted_drafts_goes_on(
     components: dict[str, Any], where: str, wrong: str
 ) -> None:
-    """The engine appends drafts before a pass verifies them, and drops the rejected ones (G2)."""
+    """The engine appends drafts before a pass verifies them, and drops the rejected ones."""
     n_drafts, plain = 3, list(range(9))
     with opened(components) as cache, opened(components) as alone:
         request = running(cache, TokenKey(plain))

@@ -383,7 +383,7 @@ class TokenKey:
             return
         self.data = self.data[: n_tokens * TOKEN_BYTES]
         self.edits += 1
-        for request in self.runners:  # rejected drafts are no loss (G2)
+        for request in self.runners:  # rejected drafts are no loss
             if n_tokens >= max(request.prompt, request.computed):
                 request.key_edits += request.key_edits == self.edits - 1
         self.trail = self.trail_root = self.hashed = None

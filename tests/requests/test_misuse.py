@@ -14,7 +14,7 @@ from kvgraft import Cache, ConfigError, LeaseError, PluginError, Tier, TokenKey
 from kvgraft.config import CacheConfig, StorageSettings, parse_config
 from kvgraft.refusals import ELSEWHERE, VALUES
 
-from .gpu import why_not
+from ..gpu import why_not
 
 Call = Callable[[Cache, Any], object]
 

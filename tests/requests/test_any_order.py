@@ -16,7 +16,7 @@ from hypothesis import given, settings
 
 from kvgraft import Cache, KvgraftError, Request, TokenKey
 
-from .serving import life
+from ..serving import life
 
 numbers = st.sampled_from((-1, 0, 1, 1, 1, 2, 3, 4, 5, 9, 40))
 picks = st.integers(0, 7)

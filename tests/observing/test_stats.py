@@ -10,9 +10,9 @@ from kvgraft import CacheStats, PrefetchPolicy, Tier, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.stats import SlotHits, StorageStats, TokenStats
 
-from .serving.server import Server
-from .serving.setups import SETUPS, Setup, installed
-from .storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
+from ..serving.server import Server
+from ..serving.setups import SETUPS, Setup, installed
+from ..storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
 
 PROMPT = list(range(100, 133))
 """16 pages of 2 tokens, and one token more."""

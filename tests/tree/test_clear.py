@@ -14,10 +14,10 @@ from kvgraft.types import Tier
 from kvgraft_observe.events import Cleared, Evicted, Residency
 from kvgraft_testing.stepped import SteppedTransferEngine
 
-from .serving import life
-from .serving.server import Server, ledgers
-from .serving.setups import SETUPS, Setup
-from .storage_tier.shelf import Shelf, open_cache, settings, stocked, tier_of
+from ..serving import life
+from ..serving.server import Server, ledgers
+from ..serving.setups import SETUPS, Setup
+from ..storage_tier.shelf import Shelf, open_cache, settings, stocked, tier_of
 
 PROMPT = list(range(100, 133))
 EVERYTHING = "full+swa+mamba"

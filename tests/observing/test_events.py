@@ -22,9 +22,9 @@ from kvgraft.stats import CacheStats, SlotHits
 from kvgraft.types import Tier
 from kvgraft_observe.events import Cleared, Event, Evicted, Hit, Moved, Residency, Stored
 
-from .serving.server import Server, tree_dump
-from .serving.setups import SETUPS, Setup, installed
-from .storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
+from ..serving.server import Server, tree_dump
+from ..serving.setups import SETUPS, Setup, installed
+from ..storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
 
 PROMPT = list(range(100, 133))
 

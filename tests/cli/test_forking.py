@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .commands import KVGRAFT, run, run_forked
+from ..commands import KVGRAFT, run, run_forked
 
 CODE = """
 import json, os, sys

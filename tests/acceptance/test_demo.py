@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .commands import ROOT, run, run_forked
+from ..commands import ROOT, run, run_forked
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("kvgraft_transformers") is None, reason="needs Python 3.11"

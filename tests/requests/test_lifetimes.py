@@ -15,7 +15,7 @@ from kvgraft.policies.recency import RecencyQueue
 from kvgraft.requests.request import Request
 from kvgraft.types import Tier
 
-from .serving import life
+from ..serving import life
 
 POLICIES = ("lru", "density")
 

@@ -11,8 +11,8 @@ from kvgraft.cache import Cache
 from kvgraft.stats import PinStats
 from kvgraft.types import Tier
 
-from .serving.server import Server, ledgers, slots_on
-from .serving.setups import SETUPS, Setup
+from ..serving.server import Server, ledgers, slots_on
+from ..serving.setups import SETUPS, Setup
 
 SYSTEM = list(range(100, 116))
 

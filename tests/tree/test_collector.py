@@ -16,8 +16,8 @@ import torch
 from kvgraft import Cache, TokenKey
 from kvgraft.tree.tree import Tree
 
-from .serving import life
-from .tree.books import insert, open_tree
+from ..serving import life
+from .books import insert, open_tree
 
 PAGE = 4
 SMALL: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}

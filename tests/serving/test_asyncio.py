@@ -14,8 +14,8 @@ import pytest
 from kvgraft import Cache, CacheConfig, LeaseError, Request, TokenKey, TransferError
 from kvgraft_testing.stepped import SteppedTransferEngine
 
-from .serving.setups import SETUPS
-from .storage_tier.shelf import open_cache, settings, stocked, tier_of
+from ..storage_tier.shelf import open_cache, settings, stocked, tier_of
+from .setups import SETUPS
 
 PROMPT = range(100)
 SETTINGS: dict[str, Any] = {

@@ -14,9 +14,9 @@ from kvgraft.parts import Prefetch
 from kvgraft.requests.request import Request
 from kvgraft_observe.tracing import Tracer
 
-from .serving.server import Server
-from .serving.setups import installed
-from .storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
+from ..serving.server import Server
+from ..serving.setups import installed
+from ..storage_tier.shelf import drained, open_cache, settings, stocked, tier_of
 
 PROMPT = list(range(100, 133))
 

@@ -1,0 +1,1 @@
+"""What a cache tells of itself: events, statistics, tracers."""
