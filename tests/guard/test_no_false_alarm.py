@@ -493,3 +493,19 @@ def test_a_call_for_a_request_that_ended_is_refused_as_without_a_guard() -> None
         cache.abort(request)
         with pytest.raises(LeaseError, match="request is closed"):
             cache.checkpoint(request)
+
+
+@pytest.mark.parametrize("end", ["checkpoint", "finish"])
+def test_data_stays_without_a_backup_where_a_hook_cannot_build_its_copies(
+    end: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene = Scene(host_tokens=64)
+    request = scene.computed(PROMPT)
+    scene.window.failing["build_hicache_transfers"] = 0
+    getattr(scene.cache, end)(request)
+    assert "a node stays without a backup: component 'window': hook build_" in caplog.text
+    del scene.window.failing["build_hicache_transfers"]
+    assert scene.cache.stats().backups.failed == 1
+    if end == "checkpoint":
+        scene.cache.finish(request)
+    scene.close()

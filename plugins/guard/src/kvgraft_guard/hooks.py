@@ -45,6 +45,7 @@ class HookGuard:
         locks: segments acquired and not released, by identity: segment, its spans then, how often.
         moves: transfers built and not ended, by identity of their query.
         fresh: identities of those built since `moves_begin`.
+        n_failed: transfers that could not be submitted so far, by whosever hook.
         lowered: whether it shortened a match since `matches_begin`.
         limit: the shortest match it asked for since then, in pages; None if it asked for none.
         captures: boundaries, in pages, at which it wanted states captured since then.
@@ -56,6 +57,7 @@ class HookGuard:
         self.asked: Spans = ()
         self.moves: dict[int, TransferQuery] = {}
         self.fresh: list[int] = []
+        self.n_failed = 0
         self.lowered = False
         self.limit: int | None = None
         self.captures: set[int] = set()
@@ -206,6 +208,7 @@ class HookGuard:
 
     def moves_failed(self) -> None:
         """The transfer was not submitted; nobody will hear of it again."""
+        self.n_failed += 1
         for ident in self.fresh:
             self.moves.pop(ident, None)
 

@@ -58,6 +58,7 @@ class Offer(NamedTuple):
         published: whether the tree got pages of it that no backup was started for.
         spare: by component, DEVICE slots that nobody was promised and no due state takes.
         renewed: how many the request is promised anew when it has shared all its own.
+        n_failed: transfers that could not be submitted so far.
     """
 
     cached: int
@@ -71,6 +72,7 @@ class Offer(NamedTuple):
     published: bool
     spare: list[int]
     renewed: list[int]
+    n_failed: int
 
     @property
     def anything(self) -> bool:
@@ -115,6 +117,7 @@ class Shares:
         self._paged = [component for component in cache.tree.components if not component.is_state]
         self.follows = True
         self.published = PublishedData(cache, hooks)
+        self._hooks = hooks
         self._seen: dict[int, _Seen] = {}
         self._due: dict[int, tuple[Request, int, int]] = {}
         self._turn = 0
@@ -364,6 +367,7 @@ class Shares:
             request.published,
             spare,
             [_renewed(part.account) for part in request.components],
+            self._n_failed(),
         )
 
     def _check_namespace(self, request: Request) -> None:
@@ -445,8 +449,12 @@ class Shares:
         if not evicted:
             self._check_marked(request, shelf, offer.left, end)
         self.check_captured(request, offer.left, shelf.nodes)
-        if offer.published or offer.anything:
+        if (offer.published or offer.anything) and offer.n_failed == self._n_failed():
             self._check_backed_up(request, shelf, offer)
+
+    def _n_failed(self) -> int:
+        """Transfers that could not be submitted: their data stays without a backup."""
+        return sum(hook.n_failed for hook in self._hooks)
 
     def _check_marked(self, request: Request, shelf: Shelf, was: SequenceSlots, end: int) -> None:
         """The tree knows the points of the pages that are in it only now (I10).
