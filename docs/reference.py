@@ -106,7 +106,7 @@ def _methods(owner: type) -> Iterator[tuple[str, Any]]:
     """Public methods and properties with docstrings, inherited ones of ours too, in order."""
     found: dict[str, Any] = {}
     for base in reversed(owner.__mro__):
-        if base.__module__.partition(".")[0] == "kvgraft":
+        if base.__module__.startswith("kvgraft"):
             found |= vars(base)
     for name, value in found.items():
         method = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value

@@ -87,7 +87,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 19_205
+MOST_LINES = 18_390
 """Of the core's source."""
 
 

@@ -16,10 +16,10 @@ from kvgraft.config import StorageSettings, parse_config
 from kvgraft.errors import BudgetError, ConfigError, PluginError
 from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.parts import EventStream
-from kvgraft.requests.pins import Pin
 from kvgraft.requests.request import Request
 from kvgraft.types import Tier
 from kvgraft_observe.events import Residency
+from kvgraft_retention.pins import Pin
 from kvgraft_storage.tier import Prefetch, StorageTier
 
 from ..mutants.legal import LEGAL

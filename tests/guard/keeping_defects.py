@@ -7,18 +7,17 @@ from contextlib import suppress
 from typing import Any
 
 from kvgraft import BudgetError, TokenKey
-from kvgraft.requests import pins
-from kvgraft.requests.access import Retentions
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.tree import eviction, pinning
 from kvgraft.tree.component import Candidates, TreeComponent
 from kvgraft.tree.ledger import Ledger
-from kvgraft.tree.lifetimes import Lifetimes, Retention
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
+from kvgraft_retention import pins
+from kvgraft_retention.lifetimes import Lifetimes, Retention, Retentions
+from kvgraft_retention.pins import Pins
 
 from .defect import breaks
 from .scene import LONGER, PROMPT, Patch, Scene

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.tree.component import Candidates
-from kvgraft.tree.tenants import TenantLedger
+from kvgraft_retention.tenants import TenantLedger
 
 from ..tenants.engine import PAGE, Player
 from .defect import breaks

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import settings
 
 from kvgraft.errors import ContractViolation
-from kvgraft.tree.lifetimes import Lifetimes
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+from kvgraft_retention.lifetimes import Lifetimes
 from kvgraft_testing.machine import (
     BY_AGE_UNLEARNT,
     BY_NAMESPACE,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvgraft.errors import ContractViolation
-from kvgraft.tree.tenants import TenantLedger
+from kvgraft_retention.tenants import TenantLedger
 from kvgraft_testing.machine import Sizes
 from kvgraft_testing.machine.harness import Harness
 

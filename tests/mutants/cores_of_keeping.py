@@ -7,13 +7,13 @@ from typing import Any
 
 from kvgraft.cache import Cache
 from kvgraft.requests.leases import Leases
-from kvgraft.requests.pins import Pin, Pins
 from kvgraft.requests.request import Request
 from kvgraft.tree import eviction, pinning
 from kvgraft.tree.eviction import Sweeper
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft_observe.events import Recorder
+from kvgraft_retention.pins import Pin, Pins
 
 from .cores import Patch, mutant
 

@@ -9,8 +9,8 @@ from kvgraft.cache import Cache
 from kvgraft.requests.stepping import Stepper
 from kvgraft.serving import Serving
 from kvgraft.tree.component import Candidates
-from kvgraft.tree.lifetimes import Lifetimes
-from kvgraft.tree.tenants import TenantLedger, Tenants
+from kvgraft_retention.lifetimes import Lifetimes
+from kvgraft_retention.tenants import SharedLedger, TenantLedger, Tenants
 
 from .cores import CORES, CoreMutant
 from .cores_held_out import edited
@@ -42,7 +42,7 @@ change(
     "data of a guarantee is taken as if it were borrowed",
     DRAWN,
     "K4 K5",
-    Candidates.giver,
+    SharedLedger.giver,
     "if over > 0 or for_tenant is None",
     "if over > -4 or for_tenant is None",
 )
@@ -66,7 +66,7 @@ change(
     "who borrowed least for its weight gives first",
     DRAWN,
     "K5",
-    Candidates.giver,
+    SharedLedger.giver,
     "if found is None or rank > most:",
     "if found is None or rank < most:",
 )

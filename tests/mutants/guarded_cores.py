@@ -598,25 +598,25 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "the bound of pins is asked of each alone": BadCore(
         ("K6",),
-        "requests/pins.py",
+        "plugins/retention/src/kvgraft_retention/pins.py",
         "if added and held + added > bound:",
         "if added and added > bound:",
     ),
     "a tenant takes beyond its limit": BadCore(
         ("K5", "A12", "K4", "E6", "E2"),
-        "tree/tenants.py",
+        "plugins/retention/src/kvgraft_retention/tenants.py",
         "return min(self.allocator.n_free, self.limit - self.used)",
         "return self.allocator.n_free",
     ),
     "the tenant that borrowed least gives up data": BadCore(
         ("K5", "K4", "E6"),
-        "tree/component.py",
+        "plugins/retention/src/kvgraft_retention/tenants.py",
         "if found is None or rank > most:",
         "if found is None or rank < most:",
     ),
     "data whose time is over is of its priority's level": BadCore(
         ("T7",),
-        "tree/lifetimes.py",
+        "plugins/retention/src/kvgraft_retention/lifetimes.py",
         "return EXPIRED if self.is_over(retention) else retention.priority",
         "return retention.priority",
     ),
@@ -628,7 +628,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "no time passes between two polls": BadCore(
         ("T7",),
-        "tree/lifetimes.py",
+        "plugins/retention/src/kvgraft_retention/lifetimes.py",
         "        self.now_s = max(self.now_s, self._clock())\n",
         "",
     ),
@@ -782,7 +782,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a priority lasts for the next request's data, too": BadCore(
         ("T7",),
-        "requests/access.py",
+        "plugins/retention/src/kvgraft_retention/lifetimes.py",
         "        if request.requested_retention is not None:\n",
         "        if request.requested_retention is None:\n"
         "            request.use_retention = self.tree.use_retention\n"
@@ -799,7 +799,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "unpinning lets a node's pages go that another pin holds": BadCore(
         ("K6", "L1", "T6"),
-        "requests/pins.py",
+        "plugins/retention/src/kvgraft_retention/pins.py",
         (
             "            if not pins[node]:\n"
             "                del pins[node]\n"

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from typing import Any
 
 import pytest
 
-from ..commands import run
+from ..commands import ROOT, run
 from ..documents.test_links_and_blocks import blocks
 from .conftest import Environment
 
@@ -190,8 +191,12 @@ def test_every_subset_works_and_the_rest_is_gone(
 def test_the_readmes_first_example_runs_on_the_install_it_stands_beside(
     administrator: Administrator,
 ) -> None:
-    """`pip install ./core ./plugins/full ./plugins/swa`, and nothing else of ours."""
-    administrator.change_to({"full", "swa"})
+    """The packages of its `pip install`, and nothing else of ours."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = re.search(r"^pip install ./core (.*)$", readme, re.MULTILINE)
+    assert named is not None
+    distributions = [each.replace("./plugins/", "kvgraft-") for each in named[1].split()]
+    administrator.environment.change_to("kvgraft", *distributions)
     embedding = next(each.text for each in blocks("python") if each.document == "README.md")
     assert "Cache.open" in embedding
     done = run(administrator.environment.python, "-I", "-c", embedding)

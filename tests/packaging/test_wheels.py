@@ -21,7 +21,7 @@ Environments = Callable[..., Environment]
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
 REPLAY = ("kvgraft-cli", "kvgraft-storage", "kvgraft-replay")
-PARTS = ("cli", "testing", "guard", "storage", "accelerator", "arena", "observe")
+PARTS = ("cli", "testing", "guard", "storage", "accelerator", "arena", "observe", "retention")
 
 
 def listed(environment: Environment) -> list[dict[str, Any]]:
@@ -127,7 +127,12 @@ def test_a_part_that_is_not_installed_is_named_with_the_way_to_get_it(
 ) -> None:
     made = environment("kvgraft", "kvgraft-full")
     for settings, part, folders in (
-        ("guard='on'", "guard", "./plugins/storage ./plugins/observe ./plugins/guard"),
+        (
+            "guard='on'",
+            "guard",
+            "./plugins/storage ./plugins/observe ./plugins/retention ./plugins/guard",
+        ),
+        ("tenants={'a': {'namespaces': ['a']}}", "tenants", "./plugins/retention"),
         ("device_memory='50MB'", "memory", "./plugins/arena"),
         (
             "host_tokens=4096, storage={'model': 'm', 'weights': '1'}",
@@ -156,7 +161,7 @@ NO_TIER = (
 )
 NO_REPLAY = (
     f"kvgraft: command 'replay' is not installed; {ADVICE}/storage ./plugins/observe "
-    "./plugins/guard ./plugins/replay\n"
+    "./plugins/retention ./plugins/guard ./plugins/replay\n"
 )
 NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/file\n"
 

@@ -242,7 +242,7 @@ def test_a_prefix_inherits_the_priority_of_its_last_use_and_leaves_right_behind(
 
 @pytest.mark.plain_build
 def test_terms_that_no_data_has_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvgraft.tree.lifetimes.FEWEST_RETENTIONS", 16)
+    monkeypatch.setattr("kvgraft_retention.lifetimes.FEWEST_RETENTIONS", 16)
     with opened() as cache:
         for number in range(100):
             serve(cache, prompt(number), priority=number % 3)

@@ -8,8 +8,8 @@ import pytest
 
 from kvgraft import BudgetError, CacheConfig, ConfigError, GuardMode, LeaseError, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.stats import PinStats
 from kvgraft.types import Tier
+from kvgraft_retention.stats import PinStats
 
 from ..serving.server import Server, ledgers, slots_on
 from ..serving.setups import SETUPS, Setup
@@ -179,6 +179,6 @@ def test_bad_input_is_refused() -> None:
         with pytest.raises(ConfigError, match="pin: max_tokens -1; give a whole number, 0 or more"):
             cache.pin(TokenKey(SYSTEM), owner="a", max_tokens=-1)
         with pytest.raises(LeaseError, match="is no pin of this cache"):
-            cache.unpin("a")  # type: ignore[arg-type]
+            cache.unpin("a")
     with pytest.raises(LeaseError, match="the cache is closed; open another"):
         cache.pin(TokenKey(SYSTEM), owner="a")

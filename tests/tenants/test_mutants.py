@@ -12,9 +12,8 @@ import pytest
 
 from kvgraft.errors import ContractViolation, IntegrityError
 from kvgraft.tree import eviction, pinning
-from kvgraft.tree.component import Candidates
-from kvgraft.tree.tenants import TenantLedger
 from kvgraft.tree.tree import Tree
+from kvgraft_retention.tenants import SharedLedger, TenantLedger
 
 from .test_flood import NAMESPACES, RIGHTS, SETS, Flood
 
@@ -92,11 +91,11 @@ def slots_on_their_way_out_count_as_borrowed(patch: Patch) -> None:
 
 
 def who_borrowed_least_gives_first(patch: Patch) -> None:
-    replaced(patch, Candidates, "giver", "rank > most", "rank < most")
+    replaced(patch, SharedLedger, "giver", "rank > most", "rank < most")
 
 
 def weights_count_for_nothing(patch: Patch) -> None:
-    replaced(patch, Candidates, "giver", "over / ledger.tenant.weight", "float(over)")
+    replaced(patch, SharedLedger, "giver", "over / ledger.tenant.weight", "float(over)")
 
 
 def limits_count_for_nothing_at_admission(patch: Patch) -> None:

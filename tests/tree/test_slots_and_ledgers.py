@@ -12,7 +12,7 @@ from kvgraft import ConfigError, ContractViolation, IntegrityError, Tier
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.requests.components import Account
 from kvgraft.tree.ledger import Ledger, MovableLedger
-from kvgraft.tree.tenants import SharedLedger, TenantLedger
+from kvgraft_retention.tenants import SharedLedger, TenantLedger
 
 
 def numbers(slots: bytes) -> list[int]:

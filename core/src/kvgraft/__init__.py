@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from kvgraft.parts import Prefetch, StorageTier
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
     from kvgraft.requests.pending import Pending
-    from kvgraft.requests.pins import Pin
     from kvgraft.requests.request import Request
     from kvgraft.requests.rows import TableChanges
     from kvgraft.requests.stepping import Step
@@ -80,7 +79,6 @@ _LAZY = {
         "parts": ("Prefetch", "StorageTier"),
         "pools": ("BuildContext", "Component", "DevicePool", "HostMirror", "PlaneSpec"),
         "requests.pending": ("Pending",),
-        "requests.pins": ("Pin",),
         "requests.request": ("Request",),
         "requests.rows": ("TableChanges",),
         "requests.stepping": ("Step",),
@@ -129,7 +127,6 @@ __all__ = [
     "Nbytes",
     "Outcome",
     "Pending",
-    "Pin",
     "PlaneSpec",
     "PluginError",
     "PluginHookError",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
-from kvgraft.config import OTHERS, CacheConfig, GuardMode, TenantSettings, WritePolicy
+from kvgraft.config import CacheConfig, GuardMode, WritePolicy
 from kvgraft.devices import SIMULATED, DeviceRuntime, torch_device
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.optional import load_part
@@ -36,7 +36,6 @@ from kvgraft.transfers import (
 from kvgraft.tree.component import ordered
 from kvgraft.tree.eviction import use_policy
 from kvgraft.tree.ledger import Ledger, MovableLedger, PoolBooks
-from kvgraft.tree.tenants import Tenant, Tenants
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Kind, Tier
 
@@ -46,27 +45,6 @@ if TYPE_CHECKING:
 
 Made = TypeVar("Made")
 Given = ParamSpec("Given")
-
-
-def tenants_of(settings: Mapping[str, TenantSettings]) -> Tenants:
-    """The tenants of some settings, and the one that all other namespaces belong to."""
-    settings = {**settings, OTHERS: settings.get(OTHERS, TenantSettings())}
-    tenants = [
-        Tenant(
-            name,
-            {Tier.DEVICE: each.guarantee, Tier.HOST: each.on_host[0]},
-            {Tier.DEVICE: each.limit, Tier.HOST: each.on_host[1]},
-            each.weight,
-        )
-        for name, each in settings.items()
-    ]
-    named = list(enumerate(settings.values()))
-    return Tenants(
-        tenants,
-        {namespace: index for index, each in named for namespace in each.namespaces},
-        {prefix: index for index, each in named for prefix in each.prefixes},
-        list(settings).index(OTHERS),
-    )
 
 
 class PartsFactory:
@@ -88,7 +66,7 @@ class PartsFactory:
         self.config = config
         self.clock: Callable[[], float] = time.monotonic
         self.policy = load_policy(config.policy)
-        self.tenants = tenants_of(config.tenants) if config.tenants else None
+        self.tenants: Any = load_part("tenants")(config.tenants) if config.tenants else None
 
     @cached_property
     def runtime(self) -> DeviceRuntime | None:
@@ -127,7 +105,8 @@ class PartsFactory:
             kind = MovableLedger if isinstance(allocator, ResizableAllocator) else Ledger
             return kind(name, tier, allocator)
         granule = 1 if each.shape.kind is Kind.STATE else each.shape.slots_per_page
-        return self.tenants.ledger(name, tier, allocator, granule)
+        shared: PoolBooks = self.tenants.ledger(name, tier, allocator, granule)
+        return shared
 
     def tree(self, mounted: Sequence[Mounted]) -> Tree:
         """The prefix tree over the components' pools, with the books of each."""

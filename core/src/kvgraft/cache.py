@@ -34,8 +34,6 @@ from kvgraft.optional import load_part
 from kvgraft.parts import EventStream, Prefetch
 from kvgraft.policies import Hint
 from kvgraft.requests.access import expect_hint
-from kvgraft.requests.hits import tenant_stats
-from kvgraft.requests.pins import Pin
 from kvgraft.requests.request import (
     ADMITTED,
     Request,
@@ -96,7 +94,7 @@ class Cache(Serving):
         arenas: the budgets that pools share; None without one.
         points: counts resume points by kind: `made`, `used`, `skipped`, `lost`.
         guard: the checker of rules while it serves; None when the guard is off.
-        pins: the pinned prefixes.
+        pins: the pinned prefixes; an empty tuple until the first.
         requests: requests that have begun and not ended, by their `id()`.
         publisher: counts `checkpoints` that shared something, and `declined_checkpoints` that found
             no headroom (A12).
@@ -208,7 +206,7 @@ class Cache(Serving):
         if type(max_deferrals) is not int or max_deferrals:
             request.deferrals_left = expect_count("begin: max_deferrals", max_deferrals)
         if priority is not None or ttl_s is not None:
-            self.retentions.ask("begin", request, priority, ttl_s)
+            load_part("lifetimes").ask("begin", request, priority, ttl_s)
         self._begin(request, prefetch)
         return request
 
@@ -278,10 +276,10 @@ class Cache(Serving):
         cleared = self.tree.is_cleared(request.root)
         page = 0 if cleared else self.publisher.ending_page(request)
         if priority is not None or ttl_s is not None:
-            self.retentions.ask("finish", request, priority, ttl_s)
+            load_part("lifetimes").ask("finish", request, priority, ttl_s)
         self.accesses.finish(request, hint)
         if self.tree.lifetimes is not None or request.requested_retention is not None:
-            self.retentions.used(request)
+            self._retain(request)
         n_pages = 0 if cleared else self.publisher.finish(request, fence, page)
         self._end(request)
         if self.tracers is not None:
@@ -525,7 +523,7 @@ class Cache(Serving):
         self.rows.touch_all()
         return moves
 
-    def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> Pin:
+    def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> Any:
         """Keep the cached part of a prefix, such as a system prompt, until it is unpinned (K6).
 
         A part that is not cached is not pinned, and not later either: `Pin.tokens` says how far it
@@ -536,8 +534,12 @@ class Cache(Serving):
             owner: whose it is, for `stats` and `unpin_all`.
             max_tokens: most tokens to pin.
 
+        Returns:
+            A `kvgraft_retention.Pin`.
+
         Raises:
-            ConfigError: no `TokenKey`, an owner without a name, or fewer than no tokens.
+            ConfigError: no `TokenKey`, an owner without a name, fewer than no tokens, or
+                `kvgraft-retention` is not installed.
             BudgetError: it would take slots that were promised to admitted requests, or pins would
                 hold more than `pin_share` of a pool; nothing was pinned.
             LeaseError: the cache is closed.
@@ -547,9 +549,9 @@ class Cache(Serving):
             n_tokens = min(n_tokens, expect_count("pin: max_tokens", max_tokens))
         _expect_owner("pin", owner)
         self.expect_open()
-        return self.pins.pin(key, owner, n_tokens // self.tree.page_size)
+        return self._opened_pins().pin(key, owner, n_tokens // self.tree.page_size)
 
-    def unpin(self, pin: Pin) -> None:
+    def unpin(self, pin: Any) -> None:
         """Unpin a prefix: its data may be evicted again.
 
         Nothing happens if its namespace was cleared meanwhile.
@@ -557,11 +559,17 @@ class Cache(Serving):
         Raises:
             LeaseError: it was unpinned before, or is none of this cache.
         """
-        self.pins.unpin(pin)
+        self._opened_pins().unpin(pin)
 
     def unpin_all(self, owner: str) -> int:
         """Unpin all prefixes of an owner; returns how many there were."""
-        return self.pins.unpin_all(_expect_owner("unpin_all", owner))
+        _expect_owner("unpin_all", owner)
+        return self.pins.unpin_all(owner) if self.pins else 0
+
+    def _opened_pins(self) -> Any:
+        if isinstance(self.pins, tuple):
+            self.pins = load_part("pins")(self.tree, self.leases, self.config.pin_share)
+        return self.pins
 
     def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
         """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
@@ -595,7 +603,8 @@ class Cache(Serving):
         pools = [(component, component.device, component.host) for component in tree.components]
         was = [(device.free, 0 if host is None else host.free) for _, device, host in pools]
         roots = tree.detach_roots(namespaces)
-        gone, n_pins = set(roots), self.pins.cleared(set(namespaces))
+        gone = set(roots)
+        n_pins = self.pins.cleared(set(namespaces)) if self.pins else 0
         kept, complete = self.evictor.sweeper.begin(roots)
         held = held_slots(tree, kept)
         freed = list(zip(pools, was))
@@ -656,8 +665,8 @@ class Cache(Serving):
             self.journal.stats(Direction.BACKUP),
             self.points.stats(),
             self.storage.stats() if self.storage else None,
-            tenant_stats(self.tree, self.hits),
-            self.pins.stats(),
+            self.hits.of_tenants(),
+            self.pins.stats() if self.pins else {},
         )
 
     def events(self, limit: int = EVENTS) -> EventStream:

@@ -98,7 +98,8 @@ STORAGE: Final = ("plugins/storage",)
 ACCELERATOR: Final = ("plugins/accelerator",)
 ARENA: Final = ("plugins/arena",)
 OBSERVE: Final = (*STORAGE, "plugins/observe")
-GUARD: Final = (*OBSERVE, "plugins/guard")
+RETENTION: Final = ("plugins/retention",)
+GUARD: Final = (*OBSERVE, *RETENTION, "plugins/guard")
 TESTING: Final = ("plugins/testing/requirements.txt",)
 
 PARTS: Final[Mapping[str, Sequence[str]]] = {
@@ -108,6 +109,9 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "explain": OBSERVE,
     "tracers": OBSERVE,
     "memory": ARENA,
+    "lifetimes": RETENTION,
+    "pins": RETENTION,
+    "tenants": RETENTION,
     "accelerator": ACCELERATOR,
     "streams": ACCELERATOR,
     "mapped": ACCELERATOR,

@@ -17,16 +17,16 @@ from kvgraft.assembly import PartsFactory, mount_all, parts_of, size_pools
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.optional import load_part
 from kvgraft.packages.registry import Plugin
 from kvgraft.pools.plan import AvailableMemory, available_nbytes
-from kvgraft.requests.access import AccessTracker, Retentions
+from kvgraft.requests.access import AccessTracker
 from kvgraft.requests.backup import Backups, CleanReserve
 from kvgraft.requests.components import RequestComponent
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.hits import HitCounts, TenantHitCounts
+from kvgraft.requests.hits import HitCounts
 from kvgraft.requests.leases import Leases, LoadBacks, begin_at
 from kvgraft.requests.pending import PendingPages
-from kvgraft.requests.pins import Pins
 from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import (
     ADMITTED,
@@ -120,11 +120,12 @@ class Serving:
         self.leases = parts.make(Leases, tree, mounted, config.load)
         self.load_backs = parts.make(LoadBacks, tree, self.journal, self.evictor, self.leases)
         self.budget = parts.make(Budget, tree, mounted, self.private, self.points, self.arenas)
-        self.pins = Pins(tree, self.leases, config.pin_share)
+        self.pins: Any = ()
         self.accesses = AccessTracker(tree, parts.policy)
-        self.retentions = Retentions(tree, clock if clock is not None else parts.clock)
+        self.clock = clock if clock is not None else parts.clock
+        self.retentions: Any = None
         tenants = parts.tenants
-        self.hits = HitCounts(tree) if tenants is None else TenantHitCounts(tree, tenants)
+        self.hits: HitCounts = HitCounts(tree) if tenants is None else tenants.hits(tree)
         self.pending = parts.make(
             PendingPages, tree, self.points, self.requests, can_wait=not self.leases.never_resumes
         )
@@ -168,7 +169,7 @@ class Serving:
                 request.fetched = Span(prefetch.anchor_tokens // size, prefetch.tokens // size)
             self.accesses.begin(request)
             if self.tree.lifetimes is not None or request.requested_retention is not None:
-                self.retentions.used(request)
+                self._retain(request)
             self._lease(request, self._limit(request))
         except BaseException:
             self.tree.release_root(root)
@@ -485,6 +486,12 @@ class Serving:
             if each.cache_mark is self.mark:
                 said = "runs with this key, and a key is of one running request; give a copy"
                 raise LeaseError(f"{call}: {each!r} {said}, copy.copy(key), or call fork")
+
+    def _retain(self, request: Request) -> None:
+        """Give the retention that is asked for to all that the request uses from now on."""
+        if self.retentions is None:
+            self.retentions = load_part("lifetimes")(self.tree, self.clock)
+        self.retentions.used(request)
 
     def _runs_no_more(self, request: Request) -> None:
         """Free the request's key for others."""

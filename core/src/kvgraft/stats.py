@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvgraft.types import PointKind
 
@@ -16,15 +16,11 @@ __all__ = [
     "CacheStats",
     "ClearStats",
     "ComponentStats",
-    "PinStats",
     "PointStats",
-    "PoolShare",
     "PoolStats",
     "RequestStats",
     "SlotHits",
     "StorageStats",
-    "TenantStats",
-    "TenantTokens",
     "TokenStats",
     "TransferStats",
 ]
@@ -251,92 +247,6 @@ class ClearStats(NamedTuple):
     complete: bool
 
 
-class PinStats(NamedTuple):
-    """The pinned prefixes of one owner (K6); slots by component, in each pool's own units.
-
-    Pages that several pins hold count for each of them here, and once against the bound; also where
-    they are not cached.
-
-    Attributes:
-        pins: how many.
-        tokens: tokens of their prefixes.
-        device: slots on DEVICE.
-        host: slots on HOST, of prefixes that DEVICE did not have; of a component at home there,
-            all.
-    """
-
-    pins: int
-    tokens: int
-    device: Mapping[str, int]
-    host: Mapping[str, int]
-
-
-class PoolShare(NamedTuple):
-    """One tenant's part of a pool, in slots.
-
-    Attributes:
-        guarantee: slots that other tenants' requests take nothing of.
-        limit: most slots it ever has.
-        evictable: its part of the pool's, see `PoolStats`.
-        pinned: the same.
-        private: the same.
-        in_flight: the same.
-        promised: the same.
-        lost: its slots that were evicted for other tenants' requests, so far.
-    """
-
-    guarantee: int
-    limit: int
-    evictable: int
-    pinned: int
-    private: int
-    in_flight: int
-    promised: int
-    lost: int
-
-    @property
-    def used(self) -> int:
-        """Its slots."""
-        return self.evictable + self.pinned + self.private + self.in_flight
-
-
-class TenantTokens(NamedTuple):
-    """One tenant's admitted requests, and the tokens of their prompts; see `TokenStats`.
-
-    Attributes:
-        admitted: admissions.
-        asked: prompt tokens.
-        device: those of them that were resumed from DEVICE alone.
-        host: those that HOST had.
-        storage: those that HOST had because STORAGE brought them.
-    """
-
-    admitted: int
-    asked: int
-    device: int
-    host: int
-    storage: int
-
-    @property
-    def reused(self) -> int:
-        """Prompt tokens that need not be computed, from any tier."""
-        return self.device + self.host + self.storage
-
-
-class TenantStats(NamedTuple):
-    """One tenant's requests and slots.
-
-    Attributes:
-        tokens: of its prompts.
-        device: by component, its part of the DEVICE pool.
-        host: by component, its part of the HOST pool.
-    """
-
-    tokens: TenantTokens
-    device: Mapping[str, PoolShare]
-    host: Mapping[str, PoolShare]
-
-
 class CacheStats(NamedTuple):
     """All of a cache's counts.
 
@@ -348,8 +258,8 @@ class CacheStats(NamedTuple):
         backups: transfers from DEVICE to HOST.
         points: resume points by kind.
         storage: the storage tier; None without one.
-        tenants: by name; empty where the settings name none.
-        pins: pinned prefixes by owner.
+        tenants: by name, as `kvgraft_retention.stats.TenantStats`; empty without any.
+        pins: pinned prefixes by owner, as `kvgraft_retention.stats.PinStats`.
     """
 
     tokens: TokenStats
@@ -359,5 +269,5 @@ class CacheStats(NamedTuple):
     backups: TransferStats
     points: Mapping[PointKind, PointStats]
     storage: StorageStats | None
-    tenants: Mapping[str, TenantStats] = MappingProxyType({})
-    pins: Mapping[str, PinStats] = MappingProxyType({})
+    tenants: Mapping[str, Any] = MappingProxyType({})
+    pins: Mapping[str, Any] = MappingProxyType({})

@@ -10,7 +10,7 @@ the two; never the window twice.
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Demand, DemandQuery, new_demand
@@ -28,28 +28,6 @@ class Outcome(enum.Enum):
     """It fits an emptier cache; nothing was changed, ask again (A9)."""
     NEVER_FITS = "never fits"
     """It is too large for a pool; reject it (A8)."""
-
-
-class ShortTenant(NamedTuple):
-    """A tenant's part of a pool that is too small for its request.
-
-    Attributes:
-        name: its name.
-        committed: slots that its requests hold and are promised.
-        guarantee, limit: its slots of the pool.
-    """
-
-    name: str
-    committed: int
-    guarantee: int
-    limit: int
-
-    def __str__(self) -> str:
-        return (
-            f"tenant {self.name!r}: its requests have {self.committed}, its guarantee is "
-            f"{self.guarantee}, its limit {self.limit}; others' guarantees are kept for them, see "
-            "the setting tenants"
-        )
 
 
 class Shortage(NamedTuple):
@@ -70,7 +48,7 @@ class Shortage(NamedTuple):
     needed: int
     available: int
     capacity: int
-    tenant: ShortTenant | None = None
+    tenant: Any = None
 
     def __str__(self) -> str:
         said = f"component {self.component!r} {self.pool} pool: needs {self.needed} slots, "

@@ -15,7 +15,6 @@ from kvgraft.admission.decision import (
     Decision,
     Outcome,
     Shortage,
-    ShortTenant,
     default_demand,
     pages_up,
 )
@@ -29,7 +28,6 @@ from kvgraft.requests.resume_points import ResumePoints
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.operations import segment_nodes
-from kvgraft.tree.tenants import TenantLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand, DemandQuery, new_query
 
@@ -366,10 +364,8 @@ class Budget:
 
 def _short(ledger: Ledger, need: int, room: int) -> Shortage:
     """A pool of the tree that has too little room for a request."""
-    tenant = None
-    if isinstance(ledger, TenantLedger):
-        tenant = ShortTenant(ledger.tenant.name, ledger.committed, ledger.guarantee, ledger.limit)
-    return Shortage(ledger.component, ledger.tier.value, need, max(0, room), ledger.ceiling, tenant)
+    tier, room = ledger.tier.value, max(0, room)
+    return Shortage(ledger.component, tier, need, room, ledger.ceiling, ledger.rights)
 
 
 def _own_slots(request: Request, component: TreeComponent, *, host: bool) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.requests.request import Request
-from kvgraft.stats import PoolShare, SlotHits, TenantStats, TenantTokens
+from kvgraft.stats import SlotHits
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.operations import load_plan
-from kvgraft.tree.tenants import TenantLedger, Tenants
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
@@ -41,6 +41,7 @@ class Loaded(NamedTuple):
 NOTHING = Loaded(())
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class HitCounts:
     """Hits since the cache was made.
 
@@ -136,55 +137,9 @@ class HitCounts:
             for (device, host, storage), slots in zip(self._slots, self._slots_at_anchors())
         ]
 
-
-class TenantHitCounts(HitCounts):
-    """Hits since the cache was made, of each tenant too."""
-
-    __slots__ = ("_names", "_of_tenants")
-
-    def __init__(self, tree: Tree, tenants: Tenants) -> None:
-        HitCounts.__init__(self, tree)
-        self._names = [each.name for each in tenants.tenants]
-        self._of_tenants = [TenantTokens(0, 0, 0, 0, 0) for _ in self._names]
-
-    def count(self, request: Request) -> Loaded:
-        """A request is admitted; see `HitCounts`."""
-        loaded = HitCounts.count(self, request)
-        at = request.root.tenant
-        admitted, asked, device, host, storage = self._of_tenants[at]
-        if request.continues:
-            self._of_tenants[at] = TenantTokens(admitted + 1, asked, device, host, storage)
-            return loaded
-        behind, brought = request.anchor_tokens - request.device_tokens, request.storage_tokens
-        self._of_tenants[at] = TenantTokens(
-            admitted + 1,
-            asked + request.prompt,
-            device + request.device_tokens,
-            host + behind - brought,
-            storage + brought,
-        )
-        return loaded
-
-    def of_tenants(self) -> dict[str, TenantTokens]:
-        """The hits in tokens, by name of the tenant."""
-        return dict(zip(self._names, self._of_tenants))
-
-
-def tenant_stats(tree: Tree, hits: HitCounts) -> dict[str, TenantStats]:
-    """The tenants' hits and slots by name; none where there are no tenants."""
-    if not isinstance(hits, TenantHitCounts):
+    def of_tenants(self) -> dict[str, Any]:
+        """The tenants' hits and slots by name; none where there are no tenants."""
         return {}
-    found = {}
-    for index, (name, tokens) in enumerate(hits.of_tenants().items()):
-        device: dict[str, PoolShare] = {}
-        host: dict[str, PoolShare] = {}
-        for component in tree.components:
-            pools = (device, component.devices[index]), (host, component.hosts[index])
-            for of_tier, ledger in pools:
-                if isinstance(ledger, TenantLedger):
-                    of_tier[component.name] = ledger.share()
-        found[name] = TenantStats(tokens, device, host)
-    return found
 
 
 def _slots_within(component: TreeComponent, start: int, end: int, spans: Sequence[Span]) -> int:

@@ -18,9 +18,7 @@ from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind, Span
 
 if TYPE_CHECKING:
-    from kvgraft.requests.access import RequestedRetention
     from kvgraft.requests.pending import Pending
-    from kvgraft.tree.lifetimes import Retention
 
 NO_PAGES: frozenset[int] = frozenset()
 NO_POINTS: frozenset[tuple[int, PointKind]] = frozenset()
@@ -197,10 +195,10 @@ class Request:
         self.keeps_decoded = True
         self.stage = LEASED
         self.hint: Hint | None = None
-        self.requested_retention: RequestedRetention | None = None
+        self.requested_retention: Any = None
         self.use: Use | None = None
         self.use_class = 0
-        self.use_retention: Retention | None = None
+        self.use_retention: Any = None
         self.use_counted = False
         self.deferrals_left = 0
         self.deferred = False

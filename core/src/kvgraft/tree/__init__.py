@@ -5,5 +5,4 @@ tree                    structure, data arriving and leaving, splits
 matching, pinning       anchors and receipts
 inserting, eviction     data computed, room made
 operations              transfers between tiers, reserved then committed or aborted
-tenants, lifetimes      whose data goes for whom; priorities and times to live
 """

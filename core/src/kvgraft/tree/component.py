@@ -2,9 +2,9 @@
 
 Candidates are sorted three times:
 
-    tenant   who borrowed most for its weight gives up data first, see `kvgraft.tree.tenants`
+    tenant   who borrowed most for its weight gives up data first, see `PoolBooks.giver`
     level    data that running requests left behind, then data whose time is over, then the lowest
-             priority, see `kvgraft.tree.lifetimes`
+             priority, see `Tree.lifetimes`
     order    as the policy says; of the first two levels by age
 
 A node is entered while it is a candidate, with the stamp of its cell: what no longer is one, or was
@@ -24,7 +24,6 @@ from kvgraft.policies.recency import FIRST_USE, RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
-from kvgraft.tree.tenants import SharedLedger
 from kvgraft.types import Kind, Span, Tier, new_span
 
 if TYPE_CHECKING:
@@ -162,29 +161,8 @@ class Candidates:
         return self._next(LEFT)[1]
 
     def giver(self) -> int | None:
-        """The tenant whose data goes next: it borrowed most for its weight; None if none has to.
-
-        The tenant that asks may lose its own whatever it has, others what they borrowed (K4, K5).
-        Where it is its limit that the tenant is short of, only its own helps.
-        """
-        pool, for_tenant = self._pool, self._tree.for_tenant
-        if not isinstance(pool, SharedLedger):
-            return 0
-        ledgers = pool.parts
-        if for_tenant is not None:
-            own = ledgers[for_tenant]
-            if own.limit - own.used <= own.allocator.n_free:
-                return for_tenant
-        found, most = None, (0.0, False)
-        for index, ledger in enumerate(ledgers):
-            if not self.waits(index):
-                continue
-            over = ledger.over
-            if over > 0 or for_tenant is None or index == for_tenant:
-                rank = over / ledger.tenant.weight, index == for_tenant
-                if found is None or rank > most:
-                    found, most = index, rank
-        return found
+        """The tenant whose data goes next; None if none has to give any up."""
+        return self._pool.giver(self._tree.for_tenant, self)
 
     def waits(self, tenant: int) -> bool:
         """Whether a tenant has candidates."""
@@ -229,7 +207,8 @@ class Candidates:
         term = None if lifetimes is None else lifetimes.of(stamp)
         if term is None or term.until_s is None:
             return None
-        return (round(min(term.until_s, 1e15) * 1e9) << 64) + stamp
+        until_s: float = min(term.until_s, 1e15)
+        return (round(until_s * 1e9) << 64) + stamp
 
     def _over(self, tenant: int) -> Node | None:
         """The candidate whose time was over first; None if nobody's is. It stays at its level."""
@@ -419,7 +398,7 @@ class TreeComponent:
         doubles: nodes whose data both tiers have and that are not in the clean reserve; under
             write-back HOST gives up these copies first, the oldest entry before others.
         host_floor: the policy's score of the last victim of `host_queue`; None without one.
-        host_level: that victim's level, see `kvgraft.tree.lifetimes`.
+        host_level: that victim's level, see `Tree.lifetimes`.
         per_tenant_order: whether tenants share its pools: candidates are kept back from some of
             them.
     """

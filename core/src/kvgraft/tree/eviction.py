@@ -22,7 +22,6 @@ from kvgraft.tree.component import LEFT, Cause, TreeComponent
 from kvgraft.tree.ledger import Ledger, PoolBooks
 from kvgraft.tree.matching import cost_of_losing
 from kvgraft.tree.node import Node
-from kvgraft.tree.tenants import TenantLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -139,7 +138,6 @@ def still_there(victim: Victim) -> bool:
 
 def _keep_guaranteed(tree: Tree, node: Node, component: TreeComponent, ledger: Ledger) -> None:
     """Cut the victim of another tenant's request: no more than was borrowed leaves (K4)."""
-    assert isinstance(ledger, TenantLedger)
     if component.n_slots(node) > ledger.over:
         tree.split(node, node.end - ledger.over // component.slots_per_page)
 
@@ -154,7 +152,7 @@ def _all_borrowed(
     for other in held:
         ledger = (other.devices if tier is Tier.DEVICE else other.hosts)[node.tenant]
         if other.index not in component.narrower:
-            assert isinstance(ledger, TenantLedger)
+            assert ledger is not None
             if other.n_slots(node) > ledger.over:
                 return False
     return True

@@ -11,7 +11,7 @@
 `promised` stands beside the equation: slots that admission promised to requests which have not
 taken them yet. Slots that may still be given away are the headroom, `free + evictable - promised`;
 every operation that lowers it checks first, so that a promise can always be kept (A7, A12). Where
-tenants share a pool each has a ledger of its own, see `kvgraft.tree.tenants`.
+tenants share a pool each has a ledger of its own, which `kvgraft_retention.tenants` brings.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES, SlotAllocator
 from kvgraft.stats import PoolStats
@@ -47,6 +48,7 @@ class SlotOwner(NamedTuple):
     tenant: int = 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PoolBooks:
     """The books of one pool, in the pool's own slots: written in one ledger or in its tenants'.
 
@@ -127,6 +129,13 @@ class PoolBooks:
         """Free slots that are promised to nobody (A12)."""
         return max(0, min(self.room, self.headroom))
 
+    def giver(self, for_tenant: int | None, candidates: Any) -> int | None:
+        """The tenant whose data goes next for a tenant's request; None if none has to give any up.
+
+        `candidates.waits(tenant)` says whether a tenant has some.
+        """
+        return 0
+
     def stats(self, evicted: Mapping[Any, int] = NONE_EVICTED) -> PoolStats:
         """A copy of the books, with the slots that left the pool's tier by cause."""
         closing = self.allocator.closing
@@ -173,6 +182,7 @@ class PoolBooks:
 #     └──reserve──► in_flight ──commit──► evictable, or pinned where a receipt holds the cell
 #   back to free: give_private, evict, cancel; evict with a copy passes through in_flight.
 #   No arrow changes the sum.
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Ledger(PoolBooks):
     """Books that are written.
 
@@ -208,6 +218,16 @@ class Ledger(PoolBooks):
     def headroom(self) -> int:
         """Slots that may be given away without breaking a promise."""
         return self.allocator.n_free + self.evictable - self.promised
+
+    @property
+    def over(self) -> int:
+        """Slots that its tenant has borrowed of others; 0 without tenants."""
+        return 0
+
+    @property
+    def rights(self) -> Any:
+        """Its tenant's use of the pool, for the message of a shortage; None without tenants."""
+        return None
 
     def take_private(self, n: int) -> bytes | None:
         """Free slots become a request's; None if fewer than `n` are free."""

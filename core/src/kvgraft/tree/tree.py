@@ -9,7 +9,7 @@ and candidates right. Where several components are installed none is named: ever
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, ContractViolation
@@ -22,9 +22,6 @@ from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.types import PointKind, Tier
-
-if TYPE_CHECKING:
-    from kvgraft.tree.lifetimes import Lifetimes, Retention
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -101,7 +98,7 @@ class Tree:
             use, see `kvgraft.policies`.
         use_class: class of the uses that come next.
         use_retention: how long their data is kept; None for no wish.
-        lifetimes: how long data is kept; None until a request asks for it.
+        lifetimes: how long data is kept (`kvgraft_retention`); None until a request asks for it.
         mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
         for_tenant: the tenant that room is being made for; None for nobody's request.
@@ -170,8 +167,8 @@ class Tree:
         self._holders: dict[int, int] = {}
         self.clock = 0
         self.use_class = 0
-        self.use_retention: Retention | None = None
-        self.lifetimes: Lifetimes | None = None
+        self.use_retention: Any = None
+        self.lifetimes: Any = None
         self.tenant_of: Callable[[object], int] = _one_tenant
         self.for_tenant: int | None = None
         self.n_nodes = 0
@@ -209,7 +206,10 @@ class Tree:
 
     def level(self, stamp: int) -> int:
         """The level of data with a stamp: its priority, or `EXPIRED`; 0 by default."""
-        return 0 if self.lifetimes is None else self.lifetimes.level(stamp)
+        if self.lifetimes is None:
+            return 0
+        level: int = self.lifetimes.level(stamp)
+        return level
 
     def tick(self) -> None:
         """Another use begins: its stamp is later than all before, and says its class."""

@@ -18,9 +18,9 @@ from kvgraft.tree.ledger import PoolBooks, SlotOwner
 from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.tenants import SharedLedger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+from kvgraft_retention.tenants import SharedLedger
 
 __all__ = [
     "PinOwner",

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision
     from kvgraft.cache import Cache as _Operations
     from kvgraft.policies import Hint
-    from kvgraft.requests.pins import Pin
     from kvgraft.requests.request import Request
     from kvgraft.requests.stepping import Step
     from kvgraft.stats import ClearStats
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey
+    from kvgraft_retention.pins import Pin
 else:
     _Operations = object
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvgraft.errors import ContractViolation
-from kvgraft.requests.pins import Pin
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft_guard.books import FREE, IN_FLIGHT, Reading
 from kvgraft_guard.paths import needed
 from kvgraft_guard.watched import After, Watched
+from kvgraft_retention.pins import Pin
 
 __all__ = ["Pinning"]
 
@@ -63,7 +63,8 @@ class Pinning:
         pins = self.watched.cache.pins
         if self.watched.cache.mounted[component.index].lock_hooks is not None:
             return
-        held, counted = self._held(component), pins.held(component.device)
+        held = self._held(component)
+        counted = 0 if isinstance(pins, tuple) else pins.held(component.device)
         if held != counted:
             raise ContractViolation(
                 "K6",

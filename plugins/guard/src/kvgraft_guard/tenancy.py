@@ -12,8 +12,8 @@ from kvgraft.errors import ContractViolation
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.tenants import TenantLedger
 from kvgraft.tree.tree import Tree
+from kvgraft_retention.tenants import TenantLedger
 
 __all__ = ["Tenancy", "most_for", "room_for"]
 

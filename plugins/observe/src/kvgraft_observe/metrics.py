@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from kvgraft.stats import CacheStats, PoolShare, PoolStats, StorageStats, TransferStats
+from kvgraft.stats import CacheStats, PoolStats, StorageStats, TransferStats
 
 __all__ = [
     "ADMISSION_WAIT",
@@ -215,7 +215,7 @@ def _tenant_admissions(stats: CacheStats) -> Iterator[Sample]:
         yield Sample((name,), tenant.tokens.admitted)
 
 
-def _shares(stats: CacheStats) -> Iterator[tuple[tuple[str, str, str], PoolShare]]:
+def _shares(stats: CacheStats) -> Iterator[tuple[tuple[str, str, str], Any]]:
     """Tenant, component and tier of every share, and the share."""
     for name, tenant in stats.tenants.items():
         for tier, shares in (("device", tenant.device), ("host", tenant.host)):

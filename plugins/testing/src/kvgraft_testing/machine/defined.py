@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from kvgraft.config import TenantSettings
 from kvgraft.tree.component import Candidates
-from kvgraft.tree.tenants import TenantLedger
 from kvgraft.types import Tier
+from kvgraft_retention.tenants import TenantLedger
 from kvgraft_testing.machine.brute_force import Gone
 from kvgraft_testing.machine.judging import Judge
 from kvgraft_testing.machine.observing import Share, Snapshot

@@ -14,8 +14,8 @@ from kvgraft.config import TenantSettings
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
-from kvgraft.tree.tenants import TenantLedger
 from kvgraft.types import Tier
+from kvgraft_retention.tenants import TenantLedger
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 
 __all__ = ["NOBODY", "Books", "ComponentView", "NodeView", "Share", "Snapshot", "observe"]

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvgraft.errors import BudgetError, LeaseError
-from kvgraft.requests.pins import Pin
 from kvgraft.tree.keys import TokenKey
+from kvgraft_retention.pins import Pin
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.brute_force import ModelComponent, Prefix
 from kvgraft_testing.machine.hooks import locks, matches
@@ -58,7 +58,8 @@ class Pinning:
 
         def attempt() -> Pin | BudgetError:
             try:
-                return self.cache.pin(key, owner=owner)
+                pin: Pin = self.cache.pin(key, owner=owner)
+                return pin
             except BudgetError as refusal:
                 return refusal
 

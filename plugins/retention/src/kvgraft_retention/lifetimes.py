@@ -9,11 +9,16 @@ retention nothing is looked up.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, NamedTuple
+from math import isfinite
+from typing import Any, Final, NamedTuple
 
+from kvgraft.errors import ConfigError
 from kvgraft.policies.policy import CLASS_BITS
+from kvgraft.requests.request import Request
 from kvgraft.tree.component import EXPIRED
 from kvgraft.tree.tree import Tree
+
+__all__ = ["Lifetimes", "RequestedRetention", "Retention", "Retentions"]
 
 FEWEST_RETENTIONS: Final = 1024
 """Uses with retentions from which on those that no data is of any more are forgotten."""
@@ -90,3 +95,65 @@ class Lifetimes:
         used.add(tree.clock >> CLASS_BITS)
         self._retentions = {use: each for use, each in self._retentions.items() if use in used}
         self._most = max(FEWEST_RETENTIONS, 2 * len(self._retentions))
+
+
+MOST_PRIORITY: Final = 8
+"""Priorities are from -8 to 8; each in use costs an order of candidates per pool."""
+
+
+class RequestedRetention(NamedTuple):
+    """The retention that an engine asks for a request's data.
+
+    Attributes:
+        priority: data of a lower one leaves first.
+        ttl_s: seconds after its use until its time is over.
+    """
+
+    priority: int = 0
+    ttl_s: float | None = None
+
+
+class Retentions:
+    """Sets how long requests' data is kept; does nothing until a request asks for it.
+
+    Args:
+        tree: stamps the data that requests use.
+        clock: monotonic, in seconds; of several ranks the same.
+    """
+
+    def __init__(self, tree: Tree, clock: Callable[[], float]) -> None:
+        self.tree = tree
+        self.clock = clock
+
+    @staticmethod
+    def ask(call: str, request: Request, priority: Any, ttl_s: Any) -> None:
+        """Note what is asked for; what is None stays as it was.
+
+        Raises:
+            ConfigError: a priority or a time that cannot be; nothing was noted.
+        """
+        wanted = request.requested_retention or RequestedRetention()
+        if priority is not None:
+            if type(priority) is not int or abs(priority) > MOST_PRIORITY:
+                raise ConfigError(
+                    f"{call}: priority {priority!r:.40}; give a whole number from "
+                    f"-{MOST_PRIORITY} to {MOST_PRIORITY}"
+                )
+            wanted = wanted._replace(priority=priority)
+        if ttl_s is not None:
+            if type(ttl_s) not in (int, float) or not isfinite(ttl_s) or ttl_s < 0:
+                raise ConfigError(f"{call}: ttl_s {ttl_s!r:.70}; give seconds, 0 or more")
+            wanted = wanted._replace(ttl_s=float(ttl_s))
+        request.requested_retention = wanted
+
+    def used(self, request: Request) -> None:
+        """Give the retention that is asked for to all that the request uses from now on."""
+        lifetimes = self.tree.lifetimes
+        if lifetimes is None:
+            lifetimes = self.tree.lifetimes = Lifetimes(self.tree, self.clock)
+        lifetimes.read_clock()
+        if request.requested_retention is not None:
+            priority, ttl_s = request.requested_retention
+            until_s = None if ttl_s is None else lifetimes.now_s + ttl_s
+            request.use_retention = Retention(priority, until_s)
+        self.tree.use_class, self.tree.use_retention = request.use_class, request.use_retention

@@ -19,13 +19,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+from kvgraft.config import OTHERS, TenantSettings
 from kvgraft.errors import ConfigError
 from kvgraft.pools.allocator import SlotAllocator
-from kvgraft.stats import PoolShare
+from kvgraft.requests.hits import HitCounts, Loaded
+from kvgraft.requests.request import Request
 from kvgraft.tree.ledger import Ledger, PoolBooks
+from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+from kvgraft_retention.stats import PoolShare, TenantStats, TenantTokens
+
+__all__ = [
+    "SharedLedger",
+    "ShortTenant",
+    "Tenant",
+    "TenantHitCounts",
+    "TenantLedger",
+    "Tenants",
+    "tenants_of",
+]
 
 ROUNDING: Final = 1e-6
 """Slots by which a share of a pool may be too small for want of digits: 0.29 of 100 is 29."""
@@ -70,6 +84,10 @@ class Tenants:
         self._prefixes = sorted(prefixes.items(), key=lambda item: -len(item[0]))
         self._others = others
 
+    def hits(self, tree: Tree) -> HitCounts:
+        """Counts hits of a cache, of each tenant too."""
+        return TenantHitCounts(tree, self.tenants)
+
     def of(self, namespace: object) -> int:
         """The index of a namespace's tenant."""
         index = self._namespaces.get(namespace)
@@ -100,6 +118,49 @@ class Tenants:
                     f"that is none; give {least:g} or more, or a larger pool"
                 )
         return ledger
+
+
+def tenants_of(settings: Mapping[str, TenantSettings]) -> Tenants:
+    """The tenants of some settings, and the one that all other namespaces belong to."""
+    settings = {**settings, OTHERS: settings.get(OTHERS, TenantSettings())}
+    tenants = [
+        Tenant(
+            name,
+            {Tier.DEVICE: each.guarantee, Tier.HOST: each.on_host[0]},
+            {Tier.DEVICE: each.limit, Tier.HOST: each.on_host[1]},
+            each.weight,
+        )
+        for name, each in settings.items()
+    ]
+    named = list(enumerate(settings.values()))
+    return Tenants(
+        tenants,
+        {namespace: index for index, each in named for namespace in each.namespaces},
+        {prefix: index for index, each in named for prefix in each.prefixes},
+        list(settings).index(OTHERS),
+    )
+
+
+class ShortTenant(NamedTuple):
+    """A tenant's part of a pool that is too small for its request.
+
+    Attributes:
+        name: its name.
+        committed: slots that its requests hold and are promised.
+        guarantee, limit: its slots of the pool.
+    """
+
+    name: str
+    committed: int
+    guarantee: int
+    limit: int
+
+    def __str__(self) -> str:
+        return (
+            f"tenant {self.name!r}: its requests have {self.committed}, its guarantee is "
+            f"{self.guarantee}, its limit {self.limit}; others' guarantees are kept for them, see "
+            "the setting tenants"
+        )
 
 
 class TenantLedger(Ledger):
@@ -183,6 +244,11 @@ class TenantLedger(Ledger):
         """Slots it can take without evicting any."""
         return min(self.allocator.n_free, self.limit - self.used)
 
+    @property
+    def rights(self) -> ShortTenant:
+        """Its use of the pool, for the message of a shortage."""
+        return ShortTenant(self.tenant.name, self.committed, self.guarantee, self.limit)
+
     def share(self) -> PoolShare:
         """A copy of the books."""
         return PoolShare(
@@ -228,3 +294,65 @@ class SharedLedger(PoolBooks):
     def headroom(self) -> int:
         """Slots that are guaranteed to nobody and that no request holds or is promised."""
         return self.allocator.capacity - sum([each.claim for each in self._parts])
+
+    def giver(self, for_tenant: int | None, candidates: Any) -> int | None:
+        """The tenant whose data goes next: it borrowed most for its weight; None if none has to.
+
+        The tenant that asks may lose its own whatever it has, others what they borrowed (K4, K5).
+        Where it is its limit that the tenant is short of, only its own helps.
+        """
+        if for_tenant is not None:
+            own = self._parts[for_tenant]
+            if own.limit - own.used <= own.allocator.n_free:
+                return for_tenant
+        found, most = None, (0.0, False)
+        for index, ledger in enumerate(self._parts):
+            if not candidates.waits(index):
+                continue
+            over = ledger.over
+            if over > 0 or for_tenant is None or index == for_tenant:
+                rank = over / ledger.tenant.weight, index == for_tenant
+                if found is None or rank > most:
+                    found, most = index, rank
+        return found
+
+
+class TenantHitCounts(HitCounts):
+    """Hits since the cache was made, of each tenant too."""
+
+    def __init__(self, tree: Tree, tenants: Sequence[Tenant]) -> None:
+        HitCounts.__init__(self, tree)
+        self._names = [each.name for each in tenants]
+        self._tokens = [TenantTokens(0, 0, 0, 0, 0) for _ in self._names]
+
+    def count(self, request: Request) -> Loaded:
+        """A request is admitted; see `HitCounts`."""
+        loaded = HitCounts.count(self, request)
+        at = request.root.tenant
+        admitted, asked, device, host, storage = self._tokens[at]
+        if request.continues:
+            self._tokens[at] = TenantTokens(admitted + 1, asked, device, host, storage)
+            return loaded
+        behind, brought = request.anchor_tokens - request.device_tokens, request.storage_tokens
+        self._tokens[at] = TenantTokens(
+            admitted + 1,
+            asked + request.prompt,
+            device + request.device_tokens,
+            host + behind - brought,
+            storage + brought,
+        )
+        return loaded
+
+    def of_tenants(self) -> dict[str, TenantStats]:
+        """The tenants' hits and slots by name."""
+        found = {}
+        for index, (name, tokens) in enumerate(zip(self._names, self._tokens)):
+            device: dict[str, PoolShare] = {}
+            host: dict[str, PoolShare] = {}
+            for component in self._tree.components:
+                pools = (device, component.devices[index]), (host, component.hosts[index])
+                for of_tier, ledger in pools:
+                    if isinstance(ledger, TenantLedger):
+                        of_tier[component.name] = ledger.share()
+            found[name] = TenantStats(tokens, device, host)
+        return found

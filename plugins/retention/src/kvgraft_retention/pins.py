@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator
 
 from kvgraft.errors import BudgetError, LeaseError
 from kvgraft.requests.leases import Leases
-from kvgraft.stats import PinStats
 from kvgraft.tree import pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -15,6 +14,9 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.operations import segment_nodes
 from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree, TreeObserver
+from kvgraft_retention.stats import PinStats
+
+__all__ = ["Pin", "Pins"]
 
 
 class Pin:

@@ -1,0 +1,14 @@
+"""Data that is kept longer, or less long, than its use says: for whom, and until when (K4 to K6).
+
+tenants     their shares of every pool, and whose data goes for whose request
+pins        prefixes that stay until they are unpinned, within a share of every pool
+lifetimes   priorities and times to live
+stats       counts of tenants and pins
+"""
+
+from __future__ import annotations
+
+from kvgraft_retention.lifetimes import Retention
+from kvgraft_retention.pins import Pin
+
+__all__ = ["Pin", "Retention"]
