@@ -6,6 +6,7 @@ stages move on in any order. Data is stamped and read (`Server`), a reader of ev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from threading import Event
@@ -20,6 +21,7 @@ from kvgraft.requests.request import Request
 from kvgraft.types import Tier
 from kvgraft_observe.events import Residency
 from kvgraft_retention.pins import Pin
+from kvgraft_storage import Status, Value
 from kvgraft_storage.tier import Prefetch, StorageTier
 
 from ..mutants.legal import LEGAL
@@ -138,7 +140,7 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
             "first": {"namespaces": ["a"], "guarantee": 0.34, "limit": random.choice([0.7, 1.0])},
             "second": {"namespaces": ["b"], "guarantee": random.choice([0, 0.34]), "weight": 2.0},
         }
-    elif all(name.partition("@")[0] in SHARING for name in names) and random.random() < 0.3:
+    elif all(name.partition("@")[0] in SHARING for name in names) and random.random() < 0.6:
         _share_memory(settings, random)
     if settings["host_tokens"] and random.random() < 0.3:
         settings["storage"] = StorageSettings.model_validate(
@@ -167,6 +169,35 @@ def _share_memory(settings: dict[str, Any], random: Random) -> None:
         settings["host_tokens"] = 40 * 16
         if random.random() < 0.5:
             settings["host_memory"] = random.randint(20, 56) * SLOT_NBYTES
+
+
+class _Shelf(Shelf):
+    """A store that has lost some payloads, and has no room for some.
+
+    Attributes:
+        refused: of so many payloads one, by its key; 0 for none.
+    """
+
+    refused = 0
+
+    def _spoilt(self, keys: Sequence[bytes], told: Sequence[Status], by: Status) -> list[Status]:
+        spoilt = self.refused
+        return [
+            by if spoilt and status is Status.OK and key[-1] % spoilt == 0 else status
+            for key, status in zip(keys, told)
+        ]
+
+    def get_into(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        return self._spoilt(keys, super().get_into(keys, values, deadline_s), Status.MISS)
+
+    def set_from(
+        self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
+    ) -> Sequence[Status]:
+        told = self._spoilt(keys, super().set_from(keys, values, deadline_s), Status.FULL)
+        self.remove([key for key, status in zip(keys, told) if status is Status.FULL])
+        return told
 
 
 class Clock:
@@ -198,7 +229,7 @@ class Busy:
         self.named = random.random() < 0.3
         self.cache = self._opened(changed)
         self.page = self.cache.config.page_size
-        self.shelf = Shelf(synchronous=True)
+        self.shelf = _Shelf(synchronous=True)
         if isinstance(self.cache.storage, StorageTier):
             self.cache.storage.pace = AT_ONCE if random.random() < 0.5 else step_by_step()
             self.cache.storage.attach(self.shelf)
@@ -216,6 +247,7 @@ class Busy:
         self.systems = [[s] * (length + s) for s in range(1, 4)]
         self.stepped: dict[int, int] = {}
         self.drafted: set[int] = set()
+        self.late: list[Event] = []
 
     def _opened(self, changed: dict[str, Any]) -> Cache:
         """A cache of drawn settings; those that are refused are drawn again."""
@@ -232,11 +264,12 @@ class Busy:
         """Some calls, then the end of everything."""
         choices = [
             (self.arrive, 5), (self.ask, 14), (self.go_on, 20), (self.end, 8), (self.abort, 1),
-            (self.evict, 2), (self.transfer, 5), (self.clear, 0.2), (self.swap_out, 3),
+            (self.evict, 2), (self.transfer, 5), (self.clear, 0.4), (self.swap_out, 3),
             (self.pin, 1), (self.unpin, 1), (self.restart, 1), (self.retract, 2),
             (self.fork, 1), (self.checkpoint, 3), (self.prefetch, 2), (self.read_events, 2),
             (self.look, 1), (self.pass_time, 1), (self.step_all, 3),
-            (self.move_memory, 3), (self.drain, 0.5), (self.detach, 0.3),
+            (self.move_memory, 3), (self.drain, 0.5), (self.detach, 0.3), (self.lose, 0.5),
+            (self.decode_on, 2),
         ]  # fmt: skip
         calls, weights = zip(*choices)
         for call in self.random.choices(calls, weights, k=moves):
@@ -287,7 +320,7 @@ class Busy:
         self.begun(
             self.cache.begin(
                 key,
-                reserve=random.choice([0, 0, 1, 2 * self.page]),
+                reserve=random.choice([0, 0, 1, 2 * self.page, 5 * self.page]),
                 chunk=random.choice([None, self.page, 3 * self.page, 5]),
                 max_deferrals=random.choice([0, 0, 3]),
                 **options,
@@ -391,12 +424,24 @@ class Busy:
         self.cache.computed(request, n_tokens, self.fence())
 
     def fence(self) -> Event | None:
-        """Sometimes an event that came already, as of an engine that names its computation."""
+        """Sometimes an event, as of an engine that names its computation; it may come late."""
         if not self.named or self.random.random() < 0.5:
             return None
         event = Event()
-        event.set()
+        self.late.append(event)
+        if self.random.random() < 0.5:
+            self.catch_up()
         return event
+
+    def catch_up(self) -> None:
+        """The computation reached all points that were named."""
+        while self.late:
+            self.late.pop().set()
+
+    def decode_on(self) -> None:
+        """Several steps without other calls between them."""
+        for _ in range(self.random.randint(2, 2 * self.page + 2)):
+            self.step_all()
 
     def step_all(self) -> None:
         decoding = [
@@ -508,6 +553,7 @@ class Busy:
 
     def swap_out(self) -> None:
         """Evict all that is unpinned from DEVICE; a request loads some of it back from HOST."""
+        self.catch_up()
         self.engine.run_all()
         self.cache.poll()
         for component in self.cache.tree.components:
@@ -519,6 +565,8 @@ class Busy:
                 self.begun(self.cache.begin(again, reserve=self.page, chunk=self.page))
 
     def transfer(self) -> None:
+        if self.random.random() < 0.7:
+            self.catch_up()
         pending = self.engine.pending
         while pending and self.random.random() < 0.8:
             at = self.random.randrange(len(pending))
@@ -527,9 +575,11 @@ class Busy:
             else:
                 self.engine.step(at)
         self.engine.failing = self.random.random() < 0.05
+        self.engine.stuck = self.random.random() < 0.15
         self.cache.poll()
 
     def drain(self) -> None:
+        self.catch_up()
         self.engine.run_all()
         self.cache.drain()
 
@@ -576,6 +626,11 @@ class Busy:
             until(lambda: detached.done, self.cache)
             tier.attach(self.shelf)
 
+    def lose(self) -> None:
+        """The store loses a quarter of its payloads, and has others spoilt from now on."""
+        self.shelf.refused = self.random.choice([0, 0, 3, 7])
+        self.shelf.remove([key for key in tuple(self.shelf.stored) if key[-2] % 4 == 0])
+
     def move_memory(self) -> None:
         names = [each.name for each in self.cache.mounted]
         if self.cache.arenas is not None and len(names) > 1:
@@ -602,6 +657,7 @@ class Busy:
 
     def close(self) -> None:
         """Everybody ends; what is left is evictable, and nothing is owed."""
+        self.ready()
         for request in list(self.running):
             self.engine.run_all()
             self.cache.poll()
@@ -615,7 +671,8 @@ class Busy:
                 self.cache.storage.cancel(prefetch)
         for pin in self.pins:
             self.cache.unpin(pin)
-        self.engine.failing = False
+        self.engine.failing = self.engine.stuck = False
+        self.catch_up()
         self.engine.run_all()
         self.cache.drain()
         self.cache.check_integrity()

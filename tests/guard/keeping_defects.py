@@ -10,6 +10,7 @@ from kvgraft import BudgetError, TokenKey
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
+from kvgraft.serving import Serving
 from kvgraft.tree import eviction, pinning
 from kvgraft.tree.component import Candidates, TreeComponent
 from kvgraft.tree.ledger import Ledger
@@ -203,3 +204,44 @@ def a_time_to_live_by_a_clock_that_is_not_read(put: Patch) -> None:
     scene.cache.finish(scene.computed(PROMPT, ttl_s=60))
     put.setattr(Lifetimes, "read_clock", lambda self: None)
     scene.cache.abort(scene.begin(LONGER))
+
+
+@breaks("L7", "window")
+def pins_that_stay_behind_a_window(put: Patch) -> None:
+    scene = Scene(plain=True)
+    scene.cached(PROMPT[:8])
+    scene.cached(PROMPT[:16])
+    put.setattr(pinning, "slide", lambda tree, receipt, position: None)
+    scene.computed([*PROMPT[:16], *range(200, 216)])
+
+
+@breaks("T7")
+def a_prefix_used_without_the_time_asked_for_it(put: Patch) -> None:
+    used = Retentions.used
+
+    def late(self: Retentions, request: Request) -> None:
+        before = self.tree.use_retention
+        used(self, request)
+        self.tree.use_retention = before
+
+    scene = Scene(plain=True)
+    scene.cached(PROMPT)
+    put.setattr(Retentions, "used", late)
+    scene.begin([*PROMPT, 1], ttl_s=5.0)
+
+
+@breaks("K6")
+def a_pin_that_outlives_its_data(put: Patch) -> None:
+    scene = Scene(plain=True)
+    scene.cached(PROMPT[:16])
+    scene.cache.pin(TokenKey(PROMPT[:16]), owner="me")
+    put.setattr(Pins, "cleared", lambda self, namespaces: 0)
+    scene.cache.clear()
+
+
+@breaks("T11")
+def a_request_that_is_restarted_and_keeps_its_key(put: Patch) -> None:
+    scene = Scene(plain=True)
+    request = scene.computed(PROMPT)
+    put.setattr(Serving, "_runs_no_more", lambda self, request: None)
+    scene.cache.restart(request)

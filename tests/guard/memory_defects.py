@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event
+
 from kvgraft import Cache
 from kvgraft.pools.device import DevicePool
 from kvgraft_arena import moving
@@ -57,3 +59,15 @@ def an_extent_is_leased_twice(put: Patch) -> None:
 
     put.setattr(Arena, "step", twice)
     moved()
+
+
+@breaks("K7", "full")
+def slots_that_move_before_their_data_is_computed(put: Patch) -> None:
+    put.setattr(moving.Mover, "_is_behind", lambda self: False)
+    cache = opened(device_tokens=480 * PAGE)
+    below = prefilled(cache, 0, 200 * PAGE)
+    request = prefilled(cache, 10_000, 270 * PAGE)
+    cache.checkpoint(request, Event())
+    cache.abort(below)
+    while cache.move_memory("full", "mamba"):
+        pass

@@ -178,3 +178,17 @@ def a_state_inside_a_page_that_is_left_as_that_of_its_end(put: Patch) -> None:
     request = scene.computed(range(3 * PAGE + 2))
     put.into(scene.cache.states, offer_states=whatever)
     scene.cache.finish(request)
+
+
+@breaks("T9")
+def a_pass_that_may_have_computed_more_than_it_had_slots_for(put: Patch) -> None:
+    end = Stepper.end
+
+    def more(self: Stepper, batch: Batch, given: list[int], refused: list[int]) -> Any:
+        step = end(self, batch, given, refused)
+        self.rows.given[batch.rows] += 1
+        return step
+
+    scene = Scene(plain=True)
+    put.setattr(Stepper, "end", more)
+    decoding(scene)

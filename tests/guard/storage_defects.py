@@ -8,9 +8,10 @@ from typing import Any
 from kvgraft import StorageSettings, StorePolicy, Tier, TokenKey
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, hold_host
+from kvgraft.tree.pinning import Receipt, hold_host, parts_of
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
+from kvgraft_storage import Status
 from kvgraft_storage.tier import fetching
 from kvgraft_storage.tier.arriving import Arrival, arrive
 from kvgraft_storage.tier.fetching import Fetch
@@ -18,6 +19,7 @@ from kvgraft_storage.tier.inventory import Inventory, Mask
 from kvgraft_storage.tier.naming import Asked, Naming
 from kvgraft_storage.tier.prefetching import Prefetching
 from kvgraft_storage.tier.slabs import Rows, Slabs
+from kvgraft_storage.tier.storing import Sent, Storing
 from kvgraft_storage.tier.tier import StorageTier
 from kvgraft_testing.storage import MemoryBackend
 
@@ -220,4 +222,22 @@ def data_that_is_fetched_under_another_namespace(put: Patch) -> None:
     scene, tier = stored()
     put.setattr(Naming, "namespace", lambda self, namespace: bytes(32))
     tier.prefetch(TokenKey([*LONGER, 1]))
+    come(scene)
+
+
+@breaks("S7")
+def data_that_the_store_refused_counts_as_stored(put: Patch) -> None:
+    take_in = Storing._take_in
+
+    def all_of_it(self: Storing, sent: Sent) -> None:
+        take_in(self, sent)
+        if sent.receipt is not None:
+            for node in parts_of(sent.receipt.anchor, sent.first):
+                self.context.naming.of(node).stored = 3
+
+    scene, _ = stored()
+    full = [Status.FULL]
+    put.setattr(MemoryBackend, "set_from", lambda self, keys, *given: full * len(keys))
+    put.setattr(Storing, "_take_in", all_of_it)
+    scene.cached(range(200, 232))
     come(scene)

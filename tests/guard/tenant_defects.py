@@ -64,7 +64,7 @@ def a_limit_that_nobody_minds(put: Patch) -> None:
     flooded(player, "bbbbb")
 
 
-@breaks("A12", "full")
+@breaks("K4", "full")
 def a_pin_that_takes_of_another_guarantee(put: Patch) -> None:
     player = Player(("full",), TENANTS, host_tokens=0)
     flooded(player, "bbb")
@@ -72,3 +72,10 @@ def a_pin_that_takes_of_another_guarantee(put: Patch) -> None:
     for number in range(3):
         start = 1_000 * number
         player.begin("b", [*range(start, start + 7 * PAGE), 1, 2, 3, 4, 5])
+
+
+@breaks("K4", "full")
+def slots_on_their_way_out_that_nobody_claims(put: Patch) -> None:
+    player = Player(("full",), TENANTS, host_tokens=0)
+    put.setattr(TenantLedger, "claim", property(lambda self: self.guarantee))
+    flooded(player, "ab")

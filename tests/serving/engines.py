@@ -16,6 +16,8 @@ class _PromptTicket(Ticket):
 
     def wait(self, timeout_s: float) -> bool:
         if not self.done:
+            if self.engine.stuck:
+                return False
             self.engine.hurry(self)
         return super().wait(timeout_s)
 
@@ -25,11 +27,12 @@ class PromptEngine(SteppedTransferEngine):
 
     Attributes:
         failing: whether copies that are waited for fail.
+        stuck: whether waiting for them is of no use.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.failing = False
+        self.failing = self.stuck = False
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
         del fence

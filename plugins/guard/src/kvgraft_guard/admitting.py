@@ -9,7 +9,7 @@ from kvgraft.admission.decision import Decision, Outcome, pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.policies import Hint
 from kvgraft.policies.policy import CLASS_BITS
-from kvgraft.requests.request import ADMITTED, Request
+from kvgraft.requests.request import ADMITTED, LEASED, Request
 from kvgraft.requests.resume_points import resume_pages
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
@@ -385,12 +385,31 @@ class Admitting:
 
         def after(result: Any, was: Reading, now: Reading) -> None:
             self.watched.shares.forget(request)
+            self._check_anew(request)
             self._check_given_back("restart", before, was, now)
             self._check_match(request)
             watched.matches.check(request, expected, anew=True)
             watched.matches.check_points(request, expected)
 
         return after
+
+    def _check_anew(self, request: Request) -> None:
+        """It stands where a new one does: nothing is under way, and its key is free (R5, T11)."""
+        started = request.load_started or request.deferred
+        if started or request.stage is not LEASED:
+            raise ContractViolation(
+                "R5",
+                None,
+                f"a request that was restarted is {request.stage.value}, and "
+                f"{'counts' if started else 'does not count'} as one whose load-back began",
+            )
+        if any(each is request for each in request.key.runners):
+            raise ContractViolation(
+                "T11",
+                None,
+                f"a request that was restarted runs with its key of {request.key.n_tokens} tokens: "
+                "no other one can",
+            )
 
     def finish(
         self,

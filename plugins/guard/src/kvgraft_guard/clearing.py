@@ -34,6 +34,9 @@ class Clearing:
         }
 
         def after(result: ClearStats, was: Reading, now: Reading) -> None:
+            for pin in self.watched.cache.pins:
+                if namespace is Namespaces.ALL or pin.namespace == namespace:
+                    raise ContractViolation("K6", None, f"{pin!r} stays, its data was cleared")
             for node in self.tree.nodes(self.tree.roots.values()):
                 if id(node) in nodes:
                     raise ContractViolation("M1", None, f"{node!r} was cleared, and may be hit")

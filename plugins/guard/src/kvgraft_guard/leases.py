@@ -102,6 +102,29 @@ class Leases:
             for component in self.tree.components:
                 self._check_track(request, component, moment)
 
+    def check_loosened(self, request: Request) -> None:
+        """Whole nodes that bounded reaches have passed are not pinned any longer (L7)."""
+        position, receipt = request.computed // self.tree.page_size, request.receipt
+        for component, segment in zip(self.tree.components, receipt.segments):
+            if not segment or component.is_prefix_closed:
+                continue
+            node, reach = receipt.anchor, component.segment_at(position)
+            if component.is_state:
+                reach = (Span(position, position),) if node.end == position else ()
+            while node.parent is not None and node.end > segment[0].start:
+                held = any(low < node.end and node.start < high for low, high in segment)
+                needed = any(low < node.end and node.start < high for low, high in reach)
+                if (held and not needed) or (component.is_state and not reach):
+                    raise ContractViolation(
+                        "L7",
+                        component.name,
+                        f"{_of(request)} stands at page {position} and still pins {node!r} for "
+                        f"{segment}; its reach needs {reach}",
+                    )
+                if component.is_state:
+                    break
+                node = node.parent
+
     def _check_track(self, request: Request, component: TreeComponent, moment: Moment) -> None:
         receipt = request.receipt
         segment = receipt.segments[component.index]

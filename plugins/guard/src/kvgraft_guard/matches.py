@@ -195,6 +195,15 @@ class Matches:
     def _check_used(self, request: Request) -> None:
         """Pages that a match pins count as used just now (T7, T12)."""
         anchor, clock = request.receipt.anchor, self.tree.clock
+        lifetimes = self.tree.lifetimes
+        term = lifetimes.of(clock) if lifetimes is not None else None
+        if anchor.parent is not None and term != request.use_retention:
+            raise ContractViolation(
+                "T7",
+                None,
+                f"{_of(request)} uses its prefix at {clock} as {term}; it asks for "
+                f"{request.use_retention}",
+            )
         for component, segment in zip(self.tree.components, request.receipt.segments):
             node, low = anchor, segment[0][0] if segment else anchor.end
             while segment and node.parent is not None and (node.end > low or node is anchor):

@@ -8,6 +8,8 @@ from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any
 
+from kvgraft.errors import ContractViolation
+from kvgraft.requests.request import Request
 from kvgraft.types import Namespaces, Tier
 from kvgraft_guard.watching import Guard
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision
     from kvgraft.cache import Cache as _Operations
     from kvgraft.policies import Hint
-    from kvgraft.requests.request import Request
     from kvgraft.requests.stepping import Step
     from kvgraft.stats import ClearStats
     from kvgraft.transfers import Fence, Transfer
@@ -80,6 +81,18 @@ class GuardedOperations(_Operations):
 
     def abort(self, request: Request) -> None:
         self.guard.look("abort", super().abort, request)
+
+    def fork(self, request: Any, *given: Any, **named: Any) -> Request:
+        n_tokens = request.key.n_tokens if isinstance(request, Request) else 0
+        forked: Request = super().fork(request, *given, **named)
+        if request.key.n_tokens != n_tokens:
+            with self.guard.checking("fork"):
+                raise ContractViolation(
+                    "T11",
+                    None,
+                    f"a fork changed its parent's key of {n_tokens} tokens to {request.key!r}",
+                )
+        return forked
 
     def step(
         self,

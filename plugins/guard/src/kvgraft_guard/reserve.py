@@ -7,9 +7,11 @@ from itertools import islice
 
 from kvgraft.errors import ContractViolation
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.types import Direction
 from kvgraft_guard.order import Order
+from kvgraft_guard.tenancy import room_for
 from kvgraft_guard.watched import Watched
 
 __all__ = ["Reserve"]
@@ -30,6 +32,16 @@ class Reserve:
 
     def fill_pool(self, fill_pool: FillPool, component: TreeComponent, n_slots: int) -> None:
         """`CleanReserve.fill_pool`, and a check of its effect."""
+        waited_for = self.reserve.waited_for
+        if waited_for and all(
+            isinstance(pool, Ledger) and needed <= room_for(pool) for pool, needed in waited_for
+        ):
+            raise ContractViolation(
+                "A8",
+                component.name,
+                f"{n_slots} slots are copied ahead, and pin their data, while a request waits "
+                "whose shortage is over",
+            )
         first = self.order.next_in_line(component)
         failed = self.backups.failed
         was = len(component.clean)

@@ -16,6 +16,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
+from kvgraft.types import Direction
 from kvgraft_guard.books import (
     EVICTABLE,
     FREE,
@@ -54,6 +55,7 @@ class Rooms:
         self.write_back = write_back and cache.backups.enabled
         self._device = range(books.n_device)
         self._host = range(books.n_device, books.n_tree)
+        self._backups = cache.journal.queues[Direction.BACKUP]
         self._homes = any(component.home_is_host for component in cache.tree.components)
         self._needs: Sequence[int] = ()
         self._host_too = False
@@ -153,6 +155,8 @@ class Rooms:
         now = self.books.read()
         self._check_outcome(component, ledger, n_slots, made=made)
         self._check_losses(component, self._device, was, now)
+        if not made and self.write_back:
+            self._check_waited(component)
         if not self.write_back and not made and ledger.evictable:
             raise ContractViolation(
                 "E6",
@@ -193,6 +197,26 @@ class Rooms:
         return made
 
     # -- one call
+
+    def _check_waited(self, component: TreeComponent) -> None:
+        """Room is short: every copy that holds some was waited for, or one before it (E4)."""
+        queue = self._backups
+        first = queue[0] if queue else None
+        if first is None or (first.late and not first.ticket.done):
+            return
+        holding = [
+            each
+            for each in queue
+            if each.operation is not None
+            and any(pair.component == component.index for pair in each.operation.pairs)
+        ]
+        if holding:
+            raise ContractViolation(
+                "E4",
+                component.name,
+                f"room is short, and {len(holding)} copies that hold some of it were not waited "
+                "for",
+            )
 
     def _raise_not_needed(self, component: TreeComponent, n_slots: int, needed: int) -> NoReturn:
         evidence = f"room is made for {n_slots} slots where the operation needs {needed}"

@@ -72,6 +72,7 @@ GUARDED: dict[str, str] = {
     "S2": "HOST slots of prefetches are counted, and within their cap; prefetches are worth it.",
     "S4": "A request can resume from each boundary that a prefetch published.",
     "S5": "HOST slots in flight are backups' and prefetches'; pages are published in their places.",
+    "S7": "Data counts as stored only where the store took every payload of it.",
     "S8": "Page hashes and addresses are those of tokens and namespace; no two pages share one.",
     "A1": "A demand covers the request's life and is promised; an allocation stays within it.",
     "A3": "A demand holds the next step and the host hits, once.",

@@ -45,8 +45,13 @@ class Running:
         watched.rooms.expect(needs, host_too=watched.write_back, loading=True)
         moved = watched.cache.journal.counters[Direction.LOAD_BACK].slots
         before, started = dict(moved), request.load_started
+        over = started or request.load_failed
 
         def after(result: Any, was: Reading, now: Reading) -> None:
+            if over and dict(moved) != before:
+                raise ContractViolation(
+                    "R5", None, "a load-back began for a request whose load-back began or failed"
+                )
             for part in request.components:
                 component, promised = part.component, part.host_slots
                 loaded = moved[component.name] - before[component.name]
@@ -237,6 +242,8 @@ class Running:
         def after(result: Any, was: Reading, now: Reading) -> None:
             departed = self._check_left(request, left, was, now)
             shares.computed(request, left)
+            if left is not None:
+                watched.leases.check_loosened(request)
             shares.check_due(request, ahead, due)
             for at, (before, later) in enumerate(zip(was.counts, now.counts)):
                 pool = self.books.pools[at]
@@ -416,7 +423,63 @@ class Running:
         """Transfers end; nothing is evicted but for slots that move (K7) and copies made ahead."""
         self._expect_moves()
         watched, now_s = self.watched, self.watched.now_s()
-        return lambda result, was, now: watched.check_time("poll", now_s)
+        wished, idle = self._wished(), not self._in_flight()
+
+        def after(result: Any, was: Reading, now: Reading) -> None:
+            watched.check_time("poll", now_s)
+            self._check_wished(wished)
+            if idle and not self._in_flight():
+                self._check_arrived()
+
+        return after
+
+    def _in_flight(self) -> bool:
+        """Whether copies, calls of the store or the engine's computation are under way."""
+        cache = self.watched.cache
+        fence, tier = cache.journal.fence, cache.storage
+        computes = fence is not None and fence.wait(0.0) is False
+        return bool(cache.journal.n_in_flight or (tier and tier.n_in_flight) or computes)
+
+    def _wished(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """By pool, the slots that it has and those that a request waits for, if any does."""
+        arenas = self.watched.cache.arenas
+        return {
+            (tier.value, pool.component.name): (
+                pool.leased * pool.extent,
+                arena.wished.get(pool.component.name, 0),
+            )
+            for tier, arena in (arenas.by_tier.items() if arenas is not None else ())
+            if arena.wished is not None
+            for pool in arena.pools
+        }
+
+    def _check_wished(self, wished: dict[tuple[str, str], tuple[int, int]]) -> None:
+        """No pool lost what a request waits for (A8)."""
+        arenas = self.watched.cache.arenas
+        for tier, arena in arenas.by_tier.items() if arenas is not None else ():
+            for pool in arena.pools:
+                before, wanted = wished.get((tier.value, pool.component.name), (0, 0))
+                has = pool.leased * pool.extent
+                if has < min(before, wanted):
+                    raise ContractViolation(
+                        "A8",
+                        pool.component.name,
+                        f"its {tier.value} pool went from {before} to {has} slots, and a request "
+                        f"waits for {wanted}",
+                    )
+
+    def _check_arrived(self) -> None:
+        """Nothing is under way, so no slot of an extent that moves has to wait (K7)."""
+        arenas = self.watched.cache.arenas
+        arena = arenas.by_tier.get(Tier.DEVICE) if arenas is not None else None
+        if arena is not None and arena.moving is not None:
+            giver = arena.moving[0]
+            raise ContractViolation(
+                "K7",
+                giver.component.name,
+                f"an extent of its pool stays on its way: {giver.allocator.closing} slots of it "
+                "are in use, with nothing in flight",
+            )
 
     def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> After:
         """An extent changes hands: as many slots move as it has (K7)."""

@@ -130,6 +130,14 @@ class Steps:
             if id(each.request) not in own:
                 n = n_tokens if id(each.request) in given else 0
                 self._check_common(each, n)
+        for request in batch:
+            pass_end = request.computed + (n_tokens if id(request) in given else 0)
+            if self.rows.given[request.row] != pass_end:
+                self._raise(
+                    request,
+                    f"its next pass may note tokens up to {self.rows.given[request.row]}, slots "
+                    f"were given up to {pass_end}",
+                )
         for request in step.requests:
             self.watched.shares.remember(request)
         self._check_told(step, n_tokens)
@@ -169,6 +177,8 @@ class Steps:
                     f"{account.promised}",
                 )
         self._check_states(was, n_tokens)
+        if request.computed // size > was.computed // size:
+            self.watched.leases.check_loosened(request)
 
     def _check_pages(self, was: _Before, component: TreeComponent, table: Table) -> int:
         """Pages that had slots keep them, the others have new ones; how many slots are new."""

@@ -47,6 +47,31 @@ def _claim(ledger: TenantLedger) -> int:
     return max(ledger.guarantee, _committed(ledger) - ledger.leaving) + ledger.leaving
 
 
+def _check_told(ledger: TenantLedger, name: str) -> None:
+    """The numbers that decisions go by are those of the books."""
+    kept = _kept(ledger)
+    told = ledger.headroom, ledger.over, ledger.room, ledger.ceiling
+    is_so = (
+        room_for(ledger),
+        kept - ledger.guarantee,
+        min(ledger.allocator.n_free, ledger.limit - kept - ledger.leaving),
+        most_for(ledger),
+    )
+    if told != is_so:
+        others = sum([_claim(each) for each in ledger.pool.parts if each is not ledger])
+        of_others = (
+            ledger.headroom > ledger.capacity - others - _committed(ledger)
+            or ledger.over != kept - ledger.guarantee
+            or ledger.ceiling > most_for(ledger)
+        )
+        raise ContractViolation(
+            "K4" if of_others else "K5",
+            ledger.component,
+            f"{ledger.tier.value}: tenant {ledger.tenant.name!r} has headroom, borrowed, room and "
+            f"most slots {told} after {name}; by its books it is {is_so}",
+        )
+
+
 def _kept(ledger: TenantLedger) -> int:
     """Slots a tenant has, and keeps."""
     return ledger.evictable + ledger.pinned + ledger.private + ledger.in_flight - ledger.leaving
@@ -223,3 +248,5 @@ class Tenancy:
                         f"{taken} {ledgers[0].tier.value} slots after {name}; the pool has "
                         f"{ledgers[0].capacity}",
                     )
+                for each in ledgers:
+                    _check_told(each, name)

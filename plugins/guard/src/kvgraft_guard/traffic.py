@@ -19,16 +19,16 @@ import numpy.typing as npt
 from kvgraft.errors import ContractViolation
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt
+from kvgraft.tree.pinning import Receipt, parts_of
 from kvgraft_guard.paths import deepest, look
-from kvgraft_storage import Address, Storage, StorageTicket
+from kvgraft_storage import Address, Status, Storage, StorageTicket
 from kvgraft_storage.keys import PageChain
 from kvgraft_storage.memory import Buffers
 from kvgraft_storage.tier.fetching import Fetch
 from kvgraft_storage.tier.naming import labels
 from kvgraft_storage.tier.prefetching import Prefetching
 from kvgraft_storage.tier.slabs import Rows
-from kvgraft_storage.tier.storing import Storing
+from kvgraft_storage.tier.storing import Sent, Storing
 
 if TYPE_CHECKING:
     from kvgraft_storage.tier import StorageTier
@@ -227,6 +227,22 @@ class Traffic:
                 f"a prefetch published page {boundary}; the components accept {anchor}",
             )
 
+    def acknowledged(self, nodes: list[tuple[Node, int]], n_ok: int) -> None:
+        """Of data that counts as stored from now on, the store took every payload (S7)."""
+        n_slots = sum(
+            component.n_slots(node)
+            for node, bits in nodes
+            for component in self.tree.components
+            if bits >> component.index & 1
+        )
+        if n_slots > n_ok:
+            raise ContractViolation(
+                "S7",
+                None,
+                f"{n_slots} slots of {len(nodes)} nodes count as stored, the store took {n_ok} of "
+                "them",
+            )
+
     def _check_places(self, fetch: Fetch, since: int, had: list[npt.NDArray[np.bool_]]) -> None:
         """Pages the tree took stand in the slots they arrived in (S5).
 
@@ -310,6 +326,22 @@ class GuardedStoring(Storing):
             return
         with self.traffic.sending(node, components):
             super()._send(node, receipt, components, buffers)
+
+    def _take_in(self, sent: Sent) -> None:
+        if self.traffic is None or sent.receipt is None:
+            super()._take_in(sent)
+            return
+        nodes = parts_of(sent.receipt.anchor, sent.first)
+        n_ok = sent.ticket.statuses.count(Status.OK)
+        was = [self._bits(node, sent.store) for node in nodes]
+        super()._take_in(sent)
+        self.traffic.acknowledged(
+            [(node, self._bits(node, sent.store) & ~bits) for node, bits in zip(nodes, was)], n_ok
+        )
+
+    def _bits(self, node: Node, store: int) -> int:
+        names = node.names
+        return names.stored if names is not None and names.store == store else 0
 
 
 class GuardedFetch(Fetch):

@@ -105,7 +105,20 @@ class Watched:
         return 2 + 2 * sum(spans)
 
     def moved(self, tier: Tier, component: TreeComponent, source: bytes, target: bytes) -> None:
-        """Slots of a pool moved, with the data in them (K7)."""
+        """Slots of a pool moved, with the data in them (K7).
+
+        Raises:
+            ContractViolation: K7, the data may not be computed yet.
+        """
+        fence = self.cache.journal.fence
+        named = tier is Tier.DEVICE and self.cache.config.payload and fence is not None
+        if named and fence is not None and fence.wait(0.0) is False:
+            raise ContractViolation(
+                "K7",
+                component.name,
+                f"{len(source) // SLOT_BYTES} DEVICE slots moved before the engine's computation "
+                "reached the point that it named",
+            )
         self.contents.moved(tier, component, source, target)
         if tier is Tier.DEVICE and not component.is_state:
             self.shares.moved(component, source, target)

@@ -23,7 +23,7 @@ from kvgraft_storage.memory import Buffers, aligned, copy, round_up
 from kvgraft_storage.tier.context import TierContext
 from kvgraft_storage.tier.prefix_probe import Allowance, PrefixProbe, probe_prefix
 
-__all__ = ["Storing"]
+__all__ = ["Sent", "Storing"]
 
 HOST = Tier.HOST
 
@@ -83,7 +83,7 @@ class _Tail(NamedTuple):
         return parts[0].parent if parts else None
 
 
-class _Sent(NamedTuple):
+class Sent(NamedTuple):
     """Data of a node on its way to the store.
 
     Attributes:
@@ -121,8 +121,8 @@ class Storing(TreeObserver):
         self._failed: deque[_Waiting] = deque(maxlen=BACKLOG)
         self._clock = clock
         self._retry_at = self._full_until = 0.0
-        self._sent: list[_Sent] = []
-        self._done: deque[_Sent] = deque()
+        self._sent: list[Sent] = []
+        self._done: deque[Sent] = deque()
         self._tails: deque[_Tail] = deque()
         self._resumed: dict[Node, None] = {}
         self._resumed_at = 0.0
@@ -523,11 +523,11 @@ class Storing(TreeObserver):
         names = naming.of(node)
         asked = naming.asked(names.hashes, node.start, pages, namespace)
         ticket = storage.set(asked, buffers, self.context.deadline_s, only_missing=True)
-        self._sent.append(_Sent(ticket, receipt, node.start, parts, nbytes, storage.store_number))
+        self._sent.append(Sent(ticket, receipt, node.start, parts, nbytes, storage.store_number))
         self.nbytes_in_flight += nbytes
         self.counts["nodes"] += 1
 
-    def _take_in(self, sent: _Sent) -> None:
+    def _take_in(self, sent: Sent) -> None:
         """Note which components are stored, on the node or on those it was split into."""
         self.nbytes_in_flight -= sent.nbytes
         statuses = sent.ticket.statuses

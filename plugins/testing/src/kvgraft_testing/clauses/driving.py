@@ -22,7 +22,7 @@ STATE_RULES = frozenset({"M8", "I7", "A10"})
 MIRROR_RULES = frozenset(
     {
         *("B1", "B2", "B3", "B4", "B5", "B6", "E4", "E5", "R1", "R4", "R5", "R6", "R7", "R8"),
-        *("S2", "S3", "S4", "S5", "S9", "S10"),
+        *("S2", "S3", "S4", "S5", "S7", "S9", "S10"),
     }
 )
 """Rules about a host tier, and about a store behind it."""

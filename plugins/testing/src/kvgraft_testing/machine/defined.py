@@ -44,18 +44,28 @@ def check_rights(judge: Judge, cache: Cache, now: Snapshot) -> None:
                 assert isinstance(part, TenantLedger)
                 others = sum(each.claim for each in shares) - share.claim
                 headroom = min(ledger.capacity - others, share.limit) - share.committed
-                told = (part.guarantee, part.limit, part.over, part.room, part.headroom)
+                most = ledger.capacity - sum(each.guarantee for each in shares) + share.guarantee
+                told = (
+                    part.guarantee,
+                    part.limit,
+                    part.over,
+                    part.room,
+                    part.headroom,
+                    part.ceiling,
+                )
                 true = (
                     share.guarantee,
                     share.limit,
                     share.over,
                     min(free, share.limit - share.used),
                     headroom,
+                    min(share.limit, most),
                 )
                 if told != true:
-                    rule = "K4" if told[::2] != true[::2] else "K5"
-                    said = f"{tier.value}: tenant {at} has guarantee, limit, borrowed, room and "
-                    judge.fail(rule, name, f"{said}headroom {told}; by its settings it is {true}")
+                    rule = "K5" if (told[::2], told[5]) == (true[::2], true[5]) else "K4"
+                    said = f"{tier.value}: tenant {at} has guarantee, limit, borrowed, room, "
+                    said += "headroom and most "
+                    judge.fail(rule, name, f"{said}{told}; by its settings it is {true}")
             if component.per_tenant_order:
                 _check_giver(judge, cache, queue, (name, tier.value), shares, free, weights)
 

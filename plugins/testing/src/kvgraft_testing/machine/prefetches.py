@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from kvgraft.requests.request import Request
 from kvgraft.tree.keys import TokenKey
 from kvgraft_storage.tier import Prefetch, StorageTier
@@ -260,6 +262,8 @@ class Prefetches:
         for violation in found:
             self.judge.refuse(violation, name)
         self._check_arrivals(before, after)
+        if name in STEPS_OF_TIER:
+            self._check_stored(self.store)
         self._check_lent(self.store, after)
         for each in self.fetched:
             kept = self._is_kept(each)
@@ -285,6 +289,30 @@ class Prefetches:
             if odd:
                 said = f"gained {odd} on host, which no prefetch asked for"
                 self.judge.fail("S5", component.name, said)
+
+    def _check_stored(self, store: PromptedStore) -> None:
+        """Data that counts as stored is in the store, which loses nothing (S7)."""
+        assert self.tier is not None
+        naming, tree = self.tier.context.naming, self.cache.tree
+        for namespace, root in tree.roots.items():
+            for node in tree.nodes([root]):
+                names = node.names
+                if (
+                    names is None
+                    or not names.stored
+                    or names.store != self.tier.client.store_number
+                ):
+                    continue
+                for component in tree.components:
+                    if names.stored >> component.index & 1:
+                        first = node.end - 1 if component.is_state else node.start
+                        pages = [(component, np.arange(first, node.end))]
+                        digest = naming.namespace(namespace)
+                        asked = naming.asked(names.hashes, node.start, pages, digest)
+                        lacking = store.lacking([each.key for each in asked[:]])
+                        if lacking:
+                            said = f"{lacking} payloads of {node!r} count as stored and are not"
+                            self.judge.fail("S7", component.name, said)
 
     def _check_lent(self, store: PromptedStore, after: Snapshot) -> None:
         """Slots that the store may still write to belong to nobody else."""

@@ -23,13 +23,32 @@ class Rooms:
     def poll(self) -> None:
         """Take in transfers that ended."""
         self.bench.trace.call("poll")
+        wished = self._wished()
         ended = self.bench.act(
             "poll",
             self.cache.poll,
             pressure=self._moving(),
             acknowledges=True,
         )
+        for (tier, name), (had, wanted) in wished.items():
+            arenas = self.cache.arenas
+            has = arenas.by_tier[tier].by_name[name].leased if arenas is not None else had
+            if has < min(had, wanted):
+                said = (
+                    f"{tier.value}: of {had} extents {has} are left, a request waits for {wanted}"
+                )
+                self.judge.fail("A8", name, said)
         self.bench.trace.outcome(f"{ended} transfers ended")
+
+    def _wished(self) -> dict[tuple[Tier, str], tuple[int, int]]:
+        """Where a request waits for other boundaries: each pool's extents, and those it needs."""
+        arenas = self.cache.arenas
+        return {
+            (tier, name): (pool.leased, -(-arena.wished.get(name, 0) // pool.extent))
+            for tier, arena in (arenas.by_tier.items() if arenas is not None else ())
+            if arena.wished is not None
+            for name, pool in arena.by_name.items()
+        }
 
     def _moving(self) -> Pressure:
         """The pools in which a boundary that moves makes room."""

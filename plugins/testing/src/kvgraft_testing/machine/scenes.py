@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvgraft.types import Namespaces
+from kvgraft.types import Namespaces, Tier
 from kvgraft_testing.machine.engines import Wait
 from kvgraft_testing.machine.examples import Impossible, picked, unless_over
 from kvgraft_testing.machine.live import Live
@@ -32,7 +32,7 @@ TURNS = ("prefill", "prefill", "decode", "decode", "decode", "checkpoint", "chec
 MOST_POLLS = 6
 """Polls after which a prefetch has asked the store something more."""
 
-BETWEEN = ("checkpoint", "checkpoint", "finish", "abort", "squeeze", "step_all")
+BETWEEN = ("checkpoint", "checkpoint", "finish", "abort", "squeeze", "step_all", "split", "split")
 """Calls between two steps of several requests."""
 
 
@@ -275,8 +275,48 @@ class Scenes(Picking):
             live = lives[n_tokens % n_requests]
             if between in {"squeeze", "step_all"}:
                 getattr(harness.rooms, between)()
+            elif between == "split":
+                parted = (*live.tuple[: max(1, live.anchor * size - size * n_tokens)], 0)
+                harness.abort(self._begin(None, parted, 0, None))
             elif live in self._requests("decoding"):
                 getattr(harness, between)(live)
+
+    @precondition(lambda self: not self.over and self.harness.cache.arenas is not None)
+    @has_scene()
+    @rule(
+        stem=st.sampled_from(STEMS),
+        length=st.integers(1, 8),
+        chunk=chunks,
+        moves=st.lists(st.tuples(picks, picks), min_size=2, max_size=6).map(tuple),
+    )
+    @unless_over
+    def move_under_requests(
+        self,
+        stem: tuple[int, ...],
+        length: int,
+        chunk: int | None,
+        moves: tuple[tuple[int, int], ...],
+    ) -> None:
+        """Boundaries move while requests hold slots of every kind, and go on (K7)."""
+        self.scenes += 1
+        harness, size = self.harness, self.harness.model.page_size
+        self._make_place(2)
+        both = []
+        for each in (None, chunk):
+            tokens = (*self._grown(stem[:length]), *harness.unseen(size))
+            both.append(self._begin(None, tokens, 2 * size + 1, each))
+            self._along(both[-1], 2)
+        harness.rooms.step_all()
+        for giver, taker in moves:
+            harness.rooms.move_memory(giver, taker, Tier.DEVICE)
+            for live in both:
+                if live not in harness.live or not live.admitted or live.waiting:
+                    continue
+                if live.computed < live.prompt:
+                    harness.prefill(live, None)
+                elif live.computed < live.prompt + live.reserve:
+                    harness.decode(live, 1)
+        harness.rooms.settle_memory()
 
     @has_scene(of_ended=True)
     @rule(index=picks, shared=st.booleans())

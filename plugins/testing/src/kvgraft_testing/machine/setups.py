@@ -90,6 +90,7 @@ DRAWN: tuple[Mapping[str, Any], ...] = (
     {"keeping": BY_PRIORITY, "sweep_steps": 3},
     {"tenants": LIMITED, "keeping": BY_TERM},
     {"shared": True, "keeping": BY_PRIORITY},
+    {"shared": True},
     {"stored": True},
     {"stored": True, "tenants": TENANTS},
 )

@@ -146,8 +146,11 @@ class Steps:
             said = f"a step refused {len(step.refused)} of {len(lives)} requests with slots left"
             self.judge.fail("A7", None, said)
             return False
+        size = self.model.page_size
         for at, live in enumerate(lives):
             self._check_step(live, step, form.width, at)
+            if bench.resuming.matters and live.computed // size > lasts[live.name][0] // size:
+                self._check_loosened(live, live.computed // size)
         return True
 
     def _verify(self, live: Live, token: int, form: Form) -> None:
@@ -273,17 +276,37 @@ class Steps:
                     self.judge.fail("I9", name, said)
         if resuming.matters:
             bench.counts["left behind"] += page > was
+            if page > was:
+                self._check_loosened(live, page)
             self.publishing.check(live, own.based)
         assert live.computed == request.computed
+
+    def _check_loosened(self, live: Live, page: int) -> None:
+        """Nodes that a bounded reach has passed whole are not pinned for it any longer (L7)."""
+        receipt = live.request.receipt
+        for component, segment in zip(self.model.components, receipt.segments):
+            needed, node = self.model.pages(component, page), receipt.anchor
+            while segment and node.parent is not None:
+                pages = range(node.start, node.end)
+                if component.is_state:
+                    held = node is receipt.anchor
+                else:
+                    held = any(low < node.end and node.start < high for low, high in segment)
+                if held and needed.isdisjoint(pages):
+                    said = f"{live.name} is at page {page} and still pins pages {pages}: {segment}"
+                    self.judge.fail("L7", component.name, said)
+                node = node.parent
 
     def _slots(self, live: Live, n_tokens: int) -> bool:
         """Slots by `allocate`, or in a step of a request alone; its key has the tokens already."""
         if not self._is_stepped(live):
             return self.cache.allocate(live.request, n_tokens)
         step = self.cache.step([live.request], n_tokens=n_tokens, n_computed=0)
-        if not step.refused:
-            self._check_step(live, step, n_tokens, 0)
-        return not step.refused
+        if step.refused:
+            self.cache.step([live.request], n_tokens=0)  # nothing of a refused pass is computed
+            return False
+        self._check_step(live, step, n_tokens, 0)
+        return True
 
     def _note(self, live: Live, n_tokens: int, fence: Point | None) -> None:
         """Tokens exist, by `computed` or in a step."""

@@ -150,6 +150,10 @@ class PromptedStore(Storage):
     def _has(self, key: bytes) -> Status:
         return Status.OK if key in self._stored else Status.MISS
 
+    def lacking(self, keys: Sequence[bytes]) -> int:
+        """How many of some keys are not stored."""
+        return sum(key not in self._stored for key in keys)
+
     def lent(self) -> Iterator[int]:
         """Where memory begins that calls under way may write to, those given up included."""
         for call in self.pending:
