@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter
+from copy import copy
 from typing import Any
 
 import pytest
@@ -70,6 +71,19 @@ def test_the_collector_visits_fewer_objects_than_there_are_nodes(
         assert added > 250
         assert (after - before).total() < added
         cache.check_integrity()
+
+
+def test_a_key_that_an_engine_keeps_is_one_object_for_the_collector() -> None:
+    with Cache.open({"full": {}}, page_size=16, device_tokens=64_000, payload=False) as cache:
+        keys = [TokenKey(range(number, number + 1100)) for number in range(20)]
+        keys += [copy(key) for key in keys]
+        for key in keys:
+            request = cache.begin(key)
+            assert cache.admit(request).admitted
+            cache.abort(request)
+    visited = {id(each) for each in gc.get_objects()}
+    assert all(len(key.sums) == 1 for key in keys)
+    assert not any(id(key.sums) in visited for key in keys)
 
 
 def test_the_collector_visits_no_prefix_that_the_policy_remembers() -> None:

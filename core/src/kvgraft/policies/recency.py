@@ -118,8 +118,7 @@ class RecencyQueue:
 
     def first(self, above: int, until: int) -> tuple[int, Any] | None:
         """The oldest candidate of those with a stamp above one, and not above another one."""
-        chunk, at = self._place(above)
-        entry = self.entry(chunk, at)
+        entry = self.entry(*self._place(above))
         return entry if entry is not None and entry[0] <= until else None
 
     def take_first(self, above: int, until: int) -> tuple[int, Any] | None:

@@ -139,8 +139,7 @@ NO_PLACES: Ints = np.zeros(0, np.int64)
 NO_SLOTS: Slots = np.zeros(0, np.int32)
 
 NUMBERS = ("length", "allocated", "given", "next_event_tokens", "promised", "low_pages", "behind")
-FLAGS = ("tracks", "slides")
-"""Arrays of `Rows` with an entry for each row."""
+"""Arrays of `Rows` with a number for each row."""
 
 FEWEST_ROWS = 16
 FEWEST_PAGES = 64
@@ -269,7 +268,7 @@ class Rows:
         none = np.full(more, NO_SLOT, np.int32)
         self.states = [np.concatenate([each, none]) for each in self.states]
         self.tracked = [np.concatenate([each, none]) for each in self.tracked]
-        for name in (*NUMBERS, *FLAGS):
+        for name in (*NUMBERS, "tracks", "slides"):
             setattr(self, name, _longer(getattr(self, name), more))
         self.held_from = [_longer(each, more) for each in self.held_from]
         self.request += [None] * more

@@ -20,6 +20,7 @@ import numpy.typing as npt
 from kvgraft.compiled import is_compiled
 from kvgraft.errors import ConfigError
 from kvgraft.policies.policy import PIECE_TOKENS
+from kvgraft.policies.recency import untrack
 from kvgraft.refusals import of_type
 from kvgraft.sizes import expect_count
 
@@ -290,6 +291,7 @@ class TokenKey:
         """Hashes that its pages need not be given again."""
         self.sums: list[int] = []
         """Checksums of its prefixes, as far as an eviction policy asked for them."""
+        untrack((self.sums,))  # an engine may keep many keys
         self.counted = -1
         """Tokens that a request had when it was retracted or restarted, to go on later; else -1."""
         self.runners: tuple[Any, ...] = ()
@@ -344,7 +346,7 @@ class TokenKey:
         fork.data += self.data
         fork.trail, fork.trail_end, fork.trail_root = self.trail, self.trail_end, self.trail_root
         fork.hashed = self.hashed
-        fork.sums = self.sums.copy()
+        fork.sums += self.sums
         return fork
 
     def __reduce__(self) -> tuple[type[TokenKey], tuple[npt.NDArray[np.int32], object]]:
