@@ -9,10 +9,14 @@ from typing import Any
 
 from kvgraft.stats import CacheStats
 from kvgraft.types import PointKind
+from kvgraft_retention.stats import PinStats, TenantStats
 
 __all__ = ["distinct_counts", "leaves"]
 
 KEYS = {"components": ("full", "mamba"), "points": tuple(PointKind)}
+PARTS = {"tenants": TenantStats, "pins": PinStats}
+"""The types of counts that a package brings; the core names none."""
+
 TEXTS = {"breaker": "half-open", "last_error": "no route to host"}
 
 
@@ -34,7 +38,8 @@ def _made(kind: Any, name: str, numbers: Iterator[int]) -> Any:
         return (_made(arguments[0], name, numbers), _made(arguments[0], name, numbers))
     if isinstance(typing.get_origin(kind), type) and issubclass(typing.get_origin(kind), Mapping):
         keys = KEYS.get(name, (f"{name} a", f"{name} b"))
-        return {key: _made(arguments[1], key, numbers) for key in keys}
+        each = PARTS.get(name, arguments[1])
+        return {key: _made(each, key, numbers) for key in keys}
     if arguments:  # X | None
         return _made(arguments[0], name, numbers)
     types = typing.get_type_hints(kind)
