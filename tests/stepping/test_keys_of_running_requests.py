@@ -290,3 +290,47 @@ def test_a_cut_behind_the_end_of_a_key_changes_nothing() -> None:
         request.key.truncate(9)  # as long as it is; four tokens are known later
         request.key.extend(range(4))
         assert cache.finish(request) == 12
+
+
+@pytest.mark.parametrize("by", ["step", "extend"])
+@pytest.mark.parametrize("tokens", [None, [[9]]])
+def test_rejected_drafts_are_cut_from_the_key_before_the_next_pass(by: str, tokens: Any) -> None:
+    """Else what the next passes compute is found under tokens that were rejected."""
+    with Cache.open(["full"], device_tokens=64, page_size=4, guard="on") as cache:
+        request = life.admitted(cache, range(8), reserve=16)
+        life.prefill(cache, request)
+        if by == "step":
+            cache.step([request], [[100, 101, 102, 103]], n_tokens=4)
+        else:
+            request.key.extend([100, 101, 102, 103])
+            cache.step([request], n_tokens=4)
+        said = r"2 tokens of the last pass were rejected.*key\.truncate\(10\)"
+        with pytest.raises(LeaseError, match=said):
+            cache.step([request], tokens, n_computed=2)
+        assert request.computed == 8
+        request.key.truncate(10)
+        cache.step([request], [[9]], n_computed=2)
+        cache.step([request], n_tokens=0)
+        assert request.computed == 11
+        cache.finish(request)
+
+
+def test_a_pass_that_computed_nothing_is_taken_again() -> None:
+    with Cache.open(["full"], device_tokens=64, page_size=4, guard="on") as cache:
+        request = life.admitted(cache, range(8), reserve=16)
+        life.prefill(cache, request)
+        cache.step([request], [[100, 101, 102, 103]], n_tokens=4)
+        cache.step([request], n_tokens=4, n_computed=0)
+        cache.step([request], n_tokens=0)
+        assert request.computed == 12
+        cache.finish(request)
+
+
+def test_more_tokens_than_the_next_pass_computes_are_refused() -> None:
+    with Cache.open(["full"], device_tokens=64, page_size=4) as cache:
+        request = life.admitted(cache, range(8), reserve=16)
+        life.prefill(cache, request)
+        with pytest.raises(ConfigError, match="3 tokens of each request for n_tokens=2"):
+            cache.step([request], [[1, 2, 3]], n_tokens=2)
+        assert request.key.n_tokens == 8
+        cache.abort(request)

@@ -46,16 +46,17 @@ def _parsed(text: str) -> tuple[Decimal, bool] | None:
     return Decimal(number.replace("_", "")) * factor, bool(unit)
 
 
-def expect_count(subject: str, value: object, least: int = 0) -> int:
+def expect_count(subject: str, value: object, least: int = 0, most: int | None = None) -> int:
     """A whole number that a call was given.
 
     Args:
         subject: of the message: the call and its argument.
         value: an int, or a number of another library that is whole.
         least: the smallest that will do.
+        most: the largest; None for any.
 
     Raises:
-        ConfigError: it is of another type, or smaller.
+        ConfigError: it is of another type, smaller, or larger.
     """
     try:
         number = least - 1 if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]
@@ -63,6 +64,8 @@ def expect_count(subject: str, value: object, least: int = 0) -> int:
         number = least - 1
     if number < least:
         raise ConfigError(f"{subject} {value!r:.40}; give a whole number, {least} or more")
+    if most is not None and number > most:
+        raise ConfigError(f"{subject} is above {most}; give fewer")
     return number
 
 

@@ -357,15 +357,13 @@ class DensityOrder:
         """Ask for the cost of the next candidate again, and move it if it fell."""
         kind, chunk, at = self._turn
         queue = self._queues.get(kind)
-        if queue is None or chunk >= queue.n_chunks:
+        entry = None if queue is None else queue.entry(chunk, at)
+        if queue is None or entry is None:  # the end of a chunk, or of a kind
             kinds = sorted(self._queues)
-            if not kinds:
-                return
-            kind, chunk, at = kinds[bisect_left(kinds, kind + 1) % len(kinds)], 0, 0
-            queue = self._queues[kind]
-        entry = queue.entry(chunk, at)
-        if entry is None:  # the end of a chunk
-            self._turn = kind, chunk + 1, 0
+            if queue is not None and at:
+                self._turn = kind, chunk + 1, 0
+            elif kinds:
+                self._turn = kinds[bisect_left(kinds, kind + 1) % len(kinds)], 0, 0
             return
         self._turn = kind, chunk, at + 1
         stamp, node = entry
@@ -445,7 +443,7 @@ class DensityOrder:
         self._place = -1
         self._edges = [clock.before(max(0, now - oldest)) for oldest in OLDEST]
         listed = self._listed = {}
-        for kind in [kind for kind, queue in self._queues.items() if queue.is_empty]:
+        for kind in [kind for kind, queue in self._queues.items() if queue.entry(0, 0) is None]:
             del self._queues[kind]
             self._kinds[class_of(kind)].remove(kind)
         for kind, queue in self._queues.items():

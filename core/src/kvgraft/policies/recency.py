@@ -133,11 +133,6 @@ class RecencyQueue:
         self._remove(chunk, at)
         return entry
 
-    @property
-    def n_chunks(self) -> int:
-        """Chunks that the candidates lie in."""
-        return len(self._stamps)
-
     def entry(self, chunk: int, at: int) -> tuple[int, Any] | None:
         """The candidate at a place of a chunk; None if there is none."""
         if chunk >= len(self._stamps) or at >= len(self._stamps[chunk]):
@@ -148,11 +143,6 @@ class RecencyQueue:
         """None: stamps alone decide."""
         del stamp
         return None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is no candidate."""
-        return not self._firsts
 
     def __len__(self) -> int:
         return sum(map(len, self._stamps))

@@ -117,6 +117,7 @@ class Request:
         row: its row of the page tables; -1 before its first `Cache.step`.
         stage: leased, admitted or closed.
         key_edits: the key's edits when the request began, and those after that cut drafts alone.
+        draft_edits: the key's edits when it held the last step's drafts; below 0 if it did not.
         namespace: the key's namespace then; the request works there until it ends.
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
@@ -146,6 +147,7 @@ class Request:
         "deferrals_left",
         "deferred",
         "device_tokens",
+        "draft_edits",
         "fetched",
         "hint",
         "keeps_decoded",
@@ -182,6 +184,7 @@ class Request:
         self.cache_mark = cache_mark
         self.key = key
         self.key_edits = key.edits
+        self.draft_edits = -1
         self.namespace = key.namespace
         self.load_started = False
         self.continues = False

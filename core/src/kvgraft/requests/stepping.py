@@ -191,7 +191,8 @@ class Stepper:
                 if row < 0 or row >= len(owners) or owners[row] is not request
             ]
         except (AttributeError, TypeError):
-            raise no_request(_no_request(requests)) from None
+            none = next(each for each in requests if not isinstance(each, Request))
+            raise no_request(none) from None
         n_distinct = len(set(numbers))
         if new:
             n_distinct = len({id(request) for request in requests})
@@ -200,7 +201,7 @@ class Stepper:
         for request in new:
             enter(request)
         if type(n_tokens) is not int or not 0 <= n_tokens <= MOST_TOKENS:
-            n_tokens = _count(n_tokens)
+            n_tokens = expect_count("step: n_tokens", n_tokens, most=MOST_TOKENS)
         data = None if tokens is None else token_rows(tokens, len(requests))
         counts = None if n_computed is None else _counts(n_computed, len(requests))
         if rows.stale:
@@ -241,7 +242,20 @@ class Stepper:
                     f"step: n_computed is more than the last step gave slots for of {short!r}; "
                     "give the tokens of its last pass"
                 )
+            for each in np.flatnonzero((room > 0) & (batch.noted > 0)).tolist():
+                request, end = batch.requests[each], int(batch.length[each])
+                if request.draft_edits == request.key.edits and request.key.n_tokens > end:
+                    raise LeaseError(
+                        f"step: {room[each]} tokens of the last pass were rejected, and the key "
+                        f"still holds them, of {request!r}; cut it first, key.truncate({end})"
+                    )
         if tokens is not None:
+            n_given = len(tokens) // (TOKEN_BYTES * max(1, len(batch.requests)))
+            if n_given > batch.n_tokens > 0:
+                raise ConfigError(
+                    f"step: {n_given} tokens of each request for n_tokens={batch.n_tokens}; give "
+                    "those that the next pass computes"
+                )
             self._expect_at_end(batch)
             batch.tokens = tokens
         if batch.n_tokens:
@@ -486,6 +500,10 @@ class Stepper:
         length = self.rows.length[rows]
         self.rows.given[rows] = until = length + batch.n_tokens
         requests = [batch.requests[at] for at in given] if refused else batch.requests
+        if batch.n_tokens > 1:
+            for request, stop in zip(requests, until.tolist()):
+                key = request.key
+                request.draft_edits = key.edits if key.n_tokens >= stop else -1
         return Step(
             requests,
             [batch.requests[at] for at in refused],
@@ -608,23 +626,6 @@ class Stepper:
             if part.tracked is None and request.total > request.prompt:
                 page = -(-following // decode_pages) * decode_pages
         return page
-
-
-def _no_request(requests: Sequence[object]) -> object:
-    """The first that is none."""
-    return next(each for each in requests if not isinstance(each, Request))
-
-
-def _count(n_tokens: object) -> int:
-    """A number of tokens.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    number = expect_count("step: n_tokens", n_tokens)
-    if number > MOST_TOKENS:
-        raise ConfigError(f"step: n_tokens is above {MOST_TOKENS}; give fewer")
-    return number
 
 
 def _counts(n_computed: object, n_requests: int) -> Ints:
