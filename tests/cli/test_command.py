@@ -225,13 +225,14 @@ def test_the_first_word_of_a_command_names_those_that_begin_with_it() -> None:
             ["--num-gpu-blocks", "9"],
             "did you mean --device-tokens (= number of blocks * block_size)?",
         ),
+        (["--devce-tokens=9"], "no such option --devce-tokens; did you mean --device-tokens?"),
         (["--max-num-seqs=9"], "no such option --max-num-seqs; did you mean --max-running?"),
     ],
 )
 def test_an_option_of_another_engine_is_answered_with_ours(
     arguments: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    names = ("--page-size", "--device-tokens", "--max-running")
+    names = ("--page-size", "--decode-tokens", "--device-tokens", "--max-running")
     options: list[click.Parameter] = [click.Option([name]) for name in names]
     monkeypatch.setattr(app, "cli", click.Command("kvgraft", params=options))
     monkeypatch.setattr("sys.argv", ["kvgraft", *arguments])

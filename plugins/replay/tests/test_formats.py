@@ -62,6 +62,30 @@ def test_the_size_of_blocks_is_found_out_from_lengths_and_numbers_of_ids(tmp_pat
     assert (workload.format, workload.block_tokens) == ("mooncake", 64)
     assert workload.requests[1].arrival_s == 1.5
     assert shared(*workload.requests) == 128
+    assert workload.notices == (
+        "blocks of 64 tokens, told by the lengths of trace.jsonl; if they are of another size, "
+        "give --block-tokens",
+    )
+
+
+def test_times_that_may_be_of_another_unit_are_noticed(tmp_path: Path) -> None:
+    nanoseconds = [
+        {"timestamp": number * 10**8, "input_length": 9, "output_length": 1, "hash_ids": [number]}
+        for number in range(60)
+    ]
+    path = write_trace(tmp_path / "ns.jsonl", nanoseconds)
+    assert open_workload(path).notices == (
+        "60 requests of ns.jsonl come over 5,900,000 s, one in 98,333 s: its times are read in "
+        "units of 0.001 s; if that is wrong, give theirs with --time-unit",
+    )
+    assert open_workload(path, time_unit="ns").notices == ()
+    assert open_workload(path, time_unit="ms").notices == (), "as it was told"
+    rows = "".join(f"{number * 1000},9,1\n" for number in range(60))
+    path = tmp_path / "ms.csv"
+    path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    assert "of 1 s; if that is wrong" in open_workload(path).notices[1]
+    path.write_text(f"{AZURE}2023-11-18 18:16:00,5,7\n")
+    assert not any("--time-unit" in each for each in open_workload(path).notices), "dates"
 
 
 def test_blocks_and_unit_can_be_given(tmp_path: Path) -> None:
@@ -171,7 +195,12 @@ def test_a_replay_of_a_csv_says_once_that_nothing_is_shared(tmp_path: Path) -> N
     ("text", "expected"),
     [
         (f"{AZURE}2023-11-16 18:17:99,1,2\n", ":5: 'TIMESTAMP': second must be in 0..59; repair"),
-        (f"{AZURE}soon,1,2\n", ":5: 'TIMESTAMP' is \"soon\", expected a number; repair"),
+        (f"{AZURE}soon,1,2\n", ":5: 'TIMESTAMP' is \"soon\", expected a number, or a date"),
+        (
+            f"{AZURE}16.11.2023 18:15:01,1,2\n",
+            ":5: 'TIMESTAMP' is \"16.11.2023 18:15:01\", expected a number, or a date such as "
+            "2023-11-16 18:15:46.68; repair or remove the line",
+        ),
         (f"{AZURE}5,many,2\n", ":5: 'ContextTokens' is \"many\", expected an integer; repair"),
         (f"{AZURE}5,5_0,2\n", ":5: 'ContextTokens' is \"5_0\", expected an integer; repair"),
         (

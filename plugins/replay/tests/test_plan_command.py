@@ -49,7 +49,8 @@ def planned(tmp_path: Path) -> Plan:
 
     def _planned(*arguments: object) -> dict[str, Any]:
         path = tmp_path / "plan.json"
-        command = ("plan", "--processes", "1", *map(str, arguments), "--json", str(path))
+        given = () if "--processes" in arguments else ("--processes", "1")
+        command = ("plan", *given, *map(str, arguments), "--json", str(path))
         done = run_forked(KVGRAFT, *command)
         # a busy machine takes so long that the command shows its progress
         said = [line for line in done.stderr.splitlines() if " replays in " not in line]
@@ -448,7 +449,14 @@ def test_states_are_not_quantized() -> None:
 
 
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
-    "no size": (("TRACE", "--component", "full"), "missing option '--device-tokens'"),
+    "no size": (
+        ("TRACE", "--component", "full"),
+        "missing option '--device-tokens'. give for example --device-tokens 4M, or bytes such as",
+    ),
+    "sizes apart": (
+        ("TRACE", "--component", "full", "--device-tokens", "20k", "--device", "60k"),
+        "--device-tokens is given 2 times; give it once, with commas between its values",
+    ),
     "no model": (
         ("TRACE", "--device-tokens", "4M"),
         "give --model CONFIG.json or --component NAME",

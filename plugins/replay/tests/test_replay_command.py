@@ -260,6 +260,18 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         "component 'sinks' is not installed; installed: full, hisparse, mamba, swa; "
         "see `kvgraft components`",
     ),
+    "components in one": (
+        ("TRACE", "--component", "full,swa"),
+        "component 'full,swa': one --component names one; repeat it, as in --component full --c",
+    ),
+    "an option without its name": (
+        ("TRACE", "--component", "swa=1024"),
+        "component 'swa=1024': a name and its options have ':' between them; write swa:window=1024",
+    ),
+    "an option twice": (
+        ("TRACE", "--component", "full", "--host-tokens", "4k", "--host-tokens", "8k"),
+        "--host-tokens is given 2 times; give it once\n",
+    ),
     "component twice": (
         ("TRACE", "--component", "swa:window=64", "--component", "swa:window=128"),
         "component 'swa' is given 2 times; give it once",

@@ -310,7 +310,8 @@ GOOD_CALL = call(0, 64, 1, [1, 1])
     ("line", "expected"),
     [
         ("{", ":2: not JSON: it is cut off at column 1; repair or remove the line"),
-        ("[1]", ":2: [1] instead of a JSON object"),
+        ("[1]", ":2: [1] instead of a JSON object; expected one object per line"),
+        ("[", ':2: "[" instead of a JSON object; expected one object per line'),
         ("[" * 100_000, ":2: not usable JSON"),
         ({"timestamp": 10}, ":2: field 'input_length' is missing, found: timestamp"),
         ({**GOOD, "input_length": "6"}, ":2: 'input_length' is \"6\", expected an integer"),

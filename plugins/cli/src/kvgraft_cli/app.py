@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from difflib import get_close_matches
 
@@ -76,6 +77,28 @@ class Commands(click.Group):
             ctx.fail(f"no such command {cmd_name!r}; {advice}")
         return None
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does, which would take the last of an option's values and drop the others."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None:
+            with click.Context(command, ctx, name, **command.context_settings) as own:
+                _refuse_repeated(own, rest)
+        return name, command, rest
+
+
+def _refuse_repeated(ctx: click.Context, arguments: list[str]) -> None:
+    """Refuse an option of one value that is given twice."""
+    _, _, order = ctx.command.make_parser(ctx).parse_args(list(arguments))
+    for option, n_times in Counter(order).items():
+        if not isinstance(option, click.Option) or option.is_eager or n_times == 1:
+            continue
+        if not (option.multiple or option.count):
+            listed = (option.metavar or option.type.name).endswith(",...")
+            advice = "give it once" + ", with commas between its values" * listed
+            ctx.fail(f"{option.opts[0]} is given {n_times} times; {advice}")
+
 
 def _unavailable(command: Published, reason: str) -> click.Command:
     """A command that says why it is not there."""
@@ -115,12 +138,13 @@ def _as_typed(message: str, arguments: Sequence[str]) -> str:
 
 
 def _said(error: click.ClickException) -> str:
-    """Its message; an option of another engine's name is answered with ours."""
+    """Its message; an unknown option is answered with ours of that sense, or of a near name."""
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         options = {option for each in error.ctx.command.params for option in each.opts}
         known = [each.lstrip("-").replace("-", "_") for each in options]
         name = error.option_name.lstrip("-").replace("-", "_")
         near = other_names(name, known, lambda each: "--" + each.replace("_", "-"))
+        near = near or list(error.possibilities or ())[:1]  # the nearest first
         if near:
             return f"no such option {error.option_name}; did you mean {' or '.join(near)}?"
     return error.format_message()

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from kvgraft.contract import API_VERSION
 from kvgraft.errors import ConfigError, KvgraftError, PluginError
-from kvgraft.packages.registry import Found, Plugin, discover
+from kvgraft.packages.registry import Found, Plugin, discover, select
 from kvgraft.tree.component import ComponentShape
 from kvgraft_cli.console import OutputConsole
 
@@ -136,6 +136,17 @@ def default_shape(plugin: Plugin) -> ComponentShape:
     raise refused
 
 
+def _own_option(name: str) -> str:
+    """The first option that only this component has, such as `window`; else a word for one."""
+    try:
+        (plugin,) = select([name])
+    except KvgraftError:
+        return "OPTION"
+    options = plugin.declaration.options
+    shared = getattr(options.__base__, "model_fields", {})
+    return next((each for each in options.model_fields if each not in shared), "OPTION")
+
+
 def parse_component(text: str) -> tuple[str, dict[str, Any]]:
     """`NAME:window=4096,n_layers=2` as a name and options.
 
@@ -143,6 +154,18 @@ def parse_component(text: str) -> tuple[str, dict[str, Any]]:
         ConfigError: not of that form.
     """
     name, _, rest = text.partition(":")
+    first, comma, _ = name.partition(",")
+    if comma:
+        raise ConfigError(
+            f"component {text!r}: one --component names one; repeat it, as in --component "
+            f"{first.strip()} --component ..."
+        )
+    if "=" in name:
+        named, _, value = name.partition("=")
+        raise ConfigError(
+            f"component {text!r}: a name and its options have ':' between them; write "
+            f"{named.strip()}:{_own_option(named.strip())}={value.strip()}"
+        )
     options: dict[str, Any] = {}
     for item in filter(None, rest.split(",")):
         field, equals, value = item.partition("=")

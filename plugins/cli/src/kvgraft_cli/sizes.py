@@ -63,6 +63,10 @@ class PoolSize(TokenCount):
         """
         return value if is_nbytes(value) else super().convert(value, param, ctx)
 
+    def get_missing_message(self, param: click.Parameter, ctx: click.Context | None = None) -> str:
+        """An example, for an option that must be given."""
+        return f"give for example {param.opts[0]} 4M, or bytes such as {param.opts[0]} 40GB"
+
     def _parse(self, text: str) -> int:
         return parse_pool_tokens(text)
 

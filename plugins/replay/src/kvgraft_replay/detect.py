@@ -53,8 +53,7 @@ def open_workload(
         names = cells_of(path, line, text)
         for layout in LAYOUTS:
             if layout.fits(names):
-                unit = {} if unit_s is None else {"time_unit_s": unit_s}
-                return read_lengths(path, layout, limit=whole, **unit)
+                return read_lengths(path, layout, limit=whole, time_unit_s=unit_s)
         known = " or ".join(f"{each.time}, {each.prompt}, {each.output}" for each in LAYOUTS)
         raise TraceError(
             f"{path}:{line}: a CSV of the columns {', '.join(names)[:200]}; expected {known}, "

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvgraft_replay.errors import TraceError
-from kvgraft_replay.lines import Record, read_rows
-from kvgraft_replay.workload import Addresses, TraceRequest, Workload, join_spans
+from kvgraft_replay.lines import Record, read_rows, shown
+from kvgraft_replay.workload import Addresses, TraceRequest, Workload, join_spans, slow_times
 
 __all__ = ["LAYOUTS", "Layout", "read_lengths"]
 
@@ -45,13 +45,14 @@ DATE = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(?:Z|([+-]\d\d:\d
 
 class _Row(NamedTuple):
     arrival_s: float
+    is_dated: bool
     session: object
     prompt_tokens: int
     output_tokens: int
 
 
 def read_lengths(
-    path: Path, layout: Layout, *, limit: int | None = None, time_unit_s: float = 1.0
+    path: Path, layout: Layout, *, limit: int | None = None, time_unit_s: float | None = None
 ) -> Workload:
     """Read a trace of lengths; requests are put in order of time, those of no prompt left out.
 
@@ -59,7 +60,7 @@ def read_lengths(
         path: a CSV file, plain or gzip, with the layout's columns.
         layout: its columns.
         limit: read this many requests and leave the rest of the file alone.
-        time_unit_s: seconds of one unit of times that are numbers.
+        time_unit_s: seconds of one unit of times that are numbers; 1 by default.
 
     Raises:
         TraceError: the file or a line of it is damaged, or no request is in it.
@@ -67,7 +68,7 @@ def read_lengths(
     rows: list[_Row] = []
     n_empty = 0
     for record in read_rows(path):
-        row = _row(record, layout, time_unit_s)
+        row = _row(record, layout, time_unit_s or 1.0)
         if row.prompt_tokens:
             rows.append(row)
         else:
@@ -81,6 +82,8 @@ def read_lengths(
         f"{path.name} has lengths and times, and no ids of content: no prefix is shared, so hits "
         "are 0; it shows the memory that running requests need"
     ]
+    if time_unit_s is None and not rows[0].is_dated:
+        notices += slow_times(path.name, 1.0, [each.arrival_s for each in rows])
     if n_empty:
         notices.append(f"{n_empty} lines of {path.name} with a prompt of 0 tokens are left out")
     return Workload.of(
@@ -97,6 +100,12 @@ def _row(record: Record, layout: Layout, time_unit_s: float) -> _Row:
     value = record.fields[layout.time]
     found = DATE.fullmatch(value.strip()) if isinstance(value, str) else None
     if found is None:
+        if isinstance(value, str):
+            raise record.error(
+                f"{layout.time!r} is {shown(value)}, expected a number, or a date such as "
+                "2023-11-16 18:15:46.68",
+                "repair or remove the line",
+            )
         arrival_s = record.seconds(layout.time) * time_unit_s
     else:
         second, fraction, offset = found.groups()
@@ -107,7 +116,8 @@ def _row(record: Record, layout: Layout, time_unit_s: float) -> _Row:
         arrival_s = date.timestamp() + float(fraction or 0)
     prompt, output = (record.integer(name, least=0) for name in (layout.prompt, layout.output))
     session = record.fields.get(layout.session)
-    return _Row(arrival_s, record.line if session in (None, "") else str(session), prompt, output)
+    name = record.line if session in (None, "") else str(session)
+    return _Row(arrival_s, found is not None, name, prompt, output)
 
 
 def _requests(rows: Sequence[_Row], addresses: Addresses) -> Iterator[TraceRequest]:

@@ -244,14 +244,18 @@ def _parse(path: Path, line: int, text: str) -> dict[str, object]:
         reason = f"{error.msg.removesuffix(' at')}, column {error.colno} of {n_columns}"
         if error.pos >= n_columns or error.msg.startswith("Unterminated"):
             reason = f"it is cut off at column {n_columns}"
+            if text.lstrip().startswith("["):
+                raise _no_object(where, shown(text.strip())) from None
         raise TraceError(f"{where}: not JSON: {reason}; repair or remove the line") from None
     except (ValueError, RecursionError) as error:
         raise TraceError(f"{where}: not usable JSON: {error}; repair or remove the line") from None
     if not isinstance(value, dict):
-        raise TraceError(
-            f"{where}: {shown(value)} instead of a JSON object; expected one object per line"
-        )
+        raise _no_object(where, shown(value))
     return value
+
+
+def _no_object(where: str, found: str) -> TraceError:
+    return TraceError(f"{where}: {found} instead of a JSON object; expected one object per line")
 
 
 def shown(value: object) -> str:

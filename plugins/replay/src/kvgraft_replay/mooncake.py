@@ -30,7 +30,7 @@ from typing import NamedTuple
 from kvgraft_replay.continuation import Recorded, contents, continuations
 from kvgraft_replay.errors import TraceError
 from kvgraft_replay.lines import Record, read_records, shown
-from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload, join_spans
+from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload, join_spans, slow_times
 
 __all__ = ["MOONCAKE_BLOCK_TOKENS", "read_mooncake"]
 
@@ -66,7 +66,8 @@ def read_mooncake(
     usual = BAILIAN_BLOCK_TOKENS if is_bailian else MOONCAKE_BLOCK_TOKENS
     size = block_tokens or _block_tokens(path, usual, limit or LOOKED_AT)
     blocks = _Blocks(str(path), size)
-    times = _Times(unit_s or (1.0 if is_bailian else 1e-3))
+    usual_s = 1.0 if is_bailian else 1e-3
+    times = _Times(unit_s or usual_s)
     recorded: list[Recorded] = []
     arrivals: list[_Arrival] = []
     for record in read_records(path):
@@ -97,12 +98,21 @@ def read_mooncake(
             )
         )
         latest[session] = arrival_s
+    notices = []
+    if block_tokens is None and size != usual:
+        notices.append(
+            f"blocks of {size} tokens, told by the lengths of {path.name}; if they are of another "
+            "size, give --block-tokens"
+        )
+    if unit_s is None:
+        notices += slow_times(path.name, usual_s, [each.s for each in arrivals])
     return Workload.of(
         requests,
         name=path.name,
         format="bailian" if is_bailian else "mooncake",
         has_absolute_time=True,
         block_tokens=size,
+        notices=tuple(notices),
     )
 
 

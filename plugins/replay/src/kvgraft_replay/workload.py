@@ -8,7 +8,7 @@ different content differs in every token, and no vocabulary or text is involved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,6 +27,7 @@ __all__ = [
     "Workload",
     "clip_spans",
     "join_spans",
+    "slow_times",
 ]
 
 ADDRESS_LIMIT = 2**31
@@ -137,6 +138,21 @@ class TraceRequest:
             tokens[position : position + length] = np.arange(first, first + length, dtype=np.int32)
             position += length
         return tokens
+
+
+LONGEST_GAP_S = 60
+"""Mean time between requests from which on the unit of a trace's times is doubted."""
+
+
+def slow_times(name: str, unit_s: float, arrivals_s: Sequence[float]) -> list[str]:
+    """A notice of times that may be of another unit; none where they are as usual."""
+    n, span_s = len(arrivals_s), max(arrivals_s) - min(arrivals_s)
+    if span_s < LONGEST_GAP_S * n:
+        return []
+    return [
+        f"{n:,} requests of {name} come over {span_s:,.0f} s, one in {span_s / n:,.0f} s: its "
+        f"times are read in units of {unit_s:g} s; if that is wrong, give theirs with --time-unit"
+    ]
 
 
 @dataclass(frozen=True, slots=True)
