@@ -56,7 +56,7 @@ def overview(rows: list[Progress]) -> Table:
         show_edge=False,
     )
     table.add_column("architecture", no_wrap=True)
-    for name in ("right", "hits (host) %", "evicted (alone)", "waited", "retr.", "time"):
+    for name in ("right", "hits (host) %", "evicted (alone)", "waited", "retr.", "s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         if row.engine is None:
@@ -79,7 +79,7 @@ def overview(rows: list[Progress]) -> Table:
             "\n".join(evicted),
             str(totals.deferrals),
             str(totals.retractions),
-            f"{row.seconds:.0f} s",
+            f"{row.seconds:.0f}",
         )
     return table
 

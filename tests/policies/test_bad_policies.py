@@ -372,6 +372,11 @@ def test_a_bad_policy_is_found_out(policy: Any, said: str) -> None:
         check_policy(policy)
 
 
+def test_a_policy_is_checked_by_its_class() -> None:
+    with pytest.raises(ConfigError, match="a LeastRecentlyUsed makes no policy; give the class"):
+        check_policy(LeastRecentlyUsed())  # type: ignore[arg-type]
+
+
 def test_a_policy_of_another_name_than_its_entry_point_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

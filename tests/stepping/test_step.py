@@ -212,7 +212,7 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
             ([leased], [1], {}, LeaseError, "admit"),
             (["text"], [1], {}, LeaseError, "no request"),
             ([Request], [1], {}, LeaseError, "no request"),
-            (running[0], [1], {}, LeaseError, "no list"),  # type: ignore[list-item]
+            (running[0], [1], {}, LeaseError, r"no list; give \[request"),  # type: ignore[list-item]
             (running[:1], torch.ones(1, requires_grad=True), {}, ConfigError, "no array"),
             (running[:1], [1], {"n_tokens": 2**70}, ConfigError, "n_tokens"),
             (running[:1], [1], {"n_computed": 2**62}, ConfigError, "n_computed"),

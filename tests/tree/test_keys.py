@@ -83,6 +83,8 @@ def test_a_token_that_is_no_int32_is_refused_and_the_key_stays_as_it_was(tokens:
         ([3, 1.5], "token 1 is 1.5"),
         ((2**40,), "token 0 is 1099511627776"),
         ([7, 7, "a"], "2 is 'a'"),
+        ([[1, 2], [3]], r"0 is \[1, 2\]; give a list of one sequence's, of the model's own vocab"),
+        (5, "int32: an int is no list; give a list of one sequence's, of the model's"),
     ],
 )
 def test_a_refusal_names_the_first_token_that_is_no_int32(tokens: Any, bad: str) -> None:

@@ -105,6 +105,10 @@ def test_a_model_that_does_not_run_here_is_planned_all_the_same(case: str, tmp_p
             {"model_type": "gpt2", "n_layer": 0},
             "model_type 'gpt2': num_hidden_layers is 0, expected 1 to 2,000; correct the field",
         ),
+        (
+            {"model_type": "llama", "num_key_value_heads": 7, "num_hidden_layers": 1},
+            "model_type 'llama': num_attention_heads is 32, no multiple of num_key_value_heads, 7",
+        ),
     ],
 )
 def test_a_model_that_keeps_no_prefix_or_cannot_be_is_refused_by_name(
@@ -113,6 +117,29 @@ def test_a_model_that_keeps_no_prefix_or_cannot_be_is_refused_by_name(
     with pytest.raises(ConfigError) as caught:
         described(fields, tmp_path)
     assert str(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    ("fields", "meant"),
+    [
+        (
+            {"num_key_value_head": 8},
+            ["'num_key_value_head', so its default counts; did you mean 'num_"],
+        ),
+        (
+            {"hidden_sizes": 64, "torch_dtype": "float16", "rope_theta": 1e6},
+            ["'hidden_sizes', so its"],
+        ),
+        ({"num_key_value_heads": 8, "num_key_value_head": 8, "mine": 1}, []),
+    ],
+)
+def test_a_field_that_is_nearly_one_that_is_known_is_noted(
+    fields: dict[str, Any], meant: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    described({"model_type": "llama", "num_hidden_layers": 1, **fields}, tmp_path)
+    assert len(caplog.messages) == len(meant)
+    for said, part in zip(caplog.messages, meant, strict=True):
+        assert part in said
 
 
 def outcome(kind: str, tmp_path: Path) -> str:

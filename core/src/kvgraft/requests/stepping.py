@@ -182,7 +182,7 @@ class Stepper:
         try:
             requests = list(requests)
         except TypeError:
-            raise LeaseError(f"step: {of_type(requests)} is no list of requests") from None
+            raise LeaseError(f"step: {of_type(requests)} is no list; give [request, ...]") from None
         try:
             numbers = [request.row for request in requests]
             new = [

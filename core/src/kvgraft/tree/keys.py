@@ -230,7 +230,7 @@ def _first_bad(tokens: object, error: Exception) -> str:
                 struct.pack("i", token)
             except (TypeError, struct.error):
                 return f"token {index} is {_shown(token)}"
-    return str(error)
+    return str(error) if hasattr(tokens, "__iter__") else f"{of_type(tokens)} is no list"
 
 
 def _shown(value: object) -> str:
@@ -331,7 +331,7 @@ class TokenKey:
         except (OverflowError, TypeError, struct.error) as error:
             raise ConfigError(
                 f"token ids must be integers that fit int32: {_first_bad(tokens, error)}; "
-                "use the model's own vocabulary"
+                "give a list of one sequence's, of the model's own vocabulary"
             ) from error
         _refuse_negative(data)
         self.data += data

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
 
-from kvgraft.errors import ContractViolation
+from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.packages.registry import missing_members
 from kvgraft.policies.policy import (
     CLASS_BITS,
@@ -27,6 +27,7 @@ from kvgraft.policies.policy import (
     class_of,
 )
 from kvgraft.policies.recency import RecencyQueue
+from kvgraft.refusals import of_type
 from kvgraft.types import Tier
 
 __all__ = ["check_policy"]
@@ -93,11 +94,17 @@ def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, see
         seed: of the calls.
 
     Raises:
+        ConfigError: `make` is no function and no class.
         ContractViolation: K1 (what was never entered, is no class or no score, or a member is
             missing), K2 (a candidate taken twice, forgotten, or before one of a lower score; an
             order that raises), K3 (two instances differ), E7 (taking a candidate is a search of all
             of them) or P5 (the policy raises), with the step.
     """
+    if not callable(make):
+        raise ConfigError(
+            f"check_policy: {of_type(make)} makes no policy; give the class, or a function of no "
+            "arguments"
+        )
     missing = missing_members(make())
     if missing:
         raise ContractViolation("K1", None, f"the policy has no {', '.join(missing)}")

@@ -15,7 +15,9 @@ import importlib
 import inspect
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from logging import getLogger
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,11 @@ __all__ = ["components_of_config"]
 
 MOST_LAYERS = 2000
 """The deepest published models have some two hundred."""
+
+NEARLY = 0.85
+"""Likeness from which on another field may have been meant; `torch_dtype` is no `dtype`."""
+
+logger = getLogger("kvgraft")
 
 META = torch.device("meta")
 
@@ -77,11 +84,27 @@ def _components(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
         with torch.no_grad(), _WithoutValues():  # type: ignore[no-untyped-call]
             probe = probe_shapes(model)
     except Exception as error:
+        _expect_even_heads(model.config)
         reason = describe_failure(model, error)
         raise UnsupportedModelError(
             model, f"its layers could not be read off a run without memory: {reason}"
         ) from error
     return describe_layers(model, probe, sparse_on_host=False, check=check_kind).components
+
+
+def _expect_even_heads(config: PretrainedConfig) -> None:
+    """Refuse heads of attention that do not share those of keys and values evenly.
+
+    Raises:
+        ConfigError: so.
+    """
+    names = ("num_attention_heads", "num_key_value_heads")
+    heads = [each for name in names if isinstance(each := getattr(config, name, None), int)]
+    if len(heads) == len(names) and heads[1] > 0 and heads[0] % heads[1]:
+        raise ConfigError(
+            f"model_type {config.model_type!r}: num_attention_heads is {heads[0]}, no multiple of "
+            f"num_key_value_heads, {heads[1]}; correct the fields"
+        )
 
 
 def _expect_decoder(model: PreTrainedModel) -> None:
@@ -192,7 +215,21 @@ def _read(path: Path) -> PretrainedConfig:
         raise ConfigError(
             f"{path}: {kind}: {' '.join(str(error).split()):.200}; correct the field"
         ) from error
+    _note_misspelt(path, fields, type(config))
     return config
+
+
+def _note_misspelt(path: Path, fields: Mapping[str, Any], read: type[PretrainedConfig]) -> None:
+    """Log each field that is not known, and is nearly one that is and that the file leaves out."""
+    own = set(inspect.signature(read).parameters)
+    known = own | set(inspect.signature(PretrainedConfig).parameters) | set(read.attribute_map)
+    for name in sorted(set(fields) - known - set(dir(read))):
+        near = get_close_matches(name, own - set(fields), n=1, cutoff=NEARLY)
+        if near:
+            logger.warning(
+                "note: %s: %s has no field %r, so its default counts; did you mean %r?",
+                *(path, read.model_type, name, near[0]),
+            )
 
 
 def _build(config: PretrainedConfig) -> PreTrainedModel:
