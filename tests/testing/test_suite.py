@@ -10,12 +10,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from kvgraft import API_VERSION, ComponentMatch, ConfigError, Demand, Span
+import kvgraft_swa.plugin
+from kvgraft import API_VERSION, ComponentMatch, ConfigError, Demand, Span, hookimpl
 from kvgraft.packages.registry import load_plugin, select
 from kvgraft_testing import CLAUSES, ComponentContract, Status, check_component
 from kvgraft_testing.checking import Checker
@@ -212,6 +214,20 @@ def test_a_component_that_cannot_be_loaded_or_built_is_one_failure_under_its_rul
     assert said in result["evidence"]
     assert result["clause"] == (f"{rule}-loads" if rule else "loads")
     assert result["sentence"] == (RULES[rule] if rule else "The component can be loaded and built.")
+
+
+def test_a_component_that_returns_nothing_fails_and_refuses_no_options() -> None:
+    def create_component(options: Any, context: Any) -> None:
+        return None
+
+    package = SimpleNamespace(
+        declare_component=kvgraft_swa.plugin.declare_component,
+        create_component=hookimpl(create_component),
+    )
+    plugin = load_plugin("swa", package)
+    (result,) = check_component("swa", plugin=plugin, options={"window": 8}, profile="dev")
+    assert (result.clause, result.status) == ("loads", Status.FAILED)
+    assert "create_component returned NoneType, not a Component" in result.evidence
 
 
 @pytest.mark.parametrize(

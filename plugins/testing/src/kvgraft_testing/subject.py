@@ -161,7 +161,7 @@ class Subject:
         except ContractViolation:
             return  # a hook broke a rule; that is for its clause to say
         except PluginError as error:
-            if self.options and not error.rule:
+            if self.options and isinstance(error.__cause__, ConfigError):
                 raise ConfigError(str(error)) from error
             raise
 
