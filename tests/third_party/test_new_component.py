@@ -124,10 +124,11 @@ def refusals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "below a file": ["ring", "--into", str(place / "file" / "deeper")],
         "long": ["r" * 300],
     }
+    into = ["--into", str(place)]
     before = sorted(place.rglob("*"))
     outcomes = refused(
         {
-            case: ["new-component", "--kind", "paged", "--into", str(place), *rest]
+            case: ["new-component", "--kind", "paged", *into * ("--into" not in rest), *rest]
             for case, rest in arguments.items()
         }
     )
