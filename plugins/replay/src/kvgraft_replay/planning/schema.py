@@ -10,6 +10,7 @@ from typing import TypedDict
 from kvgraft_replay.report.schema import HitTokens, Workload
 
 __all__ = [
+    "NOTICEABLE",
     "Curve",
     "CurvePoint",
     "Growth",
@@ -22,6 +23,9 @@ __all__ = [
     "SplitTried",
     "Target",
 ]
+
+NOTICEABLE = 0.001
+"""A pool limits if a tenth more of it gains at least this share of the input tokens."""
 
 
 class PoolName(TypedDict):

@@ -13,6 +13,7 @@ from kvgraft.sizes import is_nbytes, parse_tokens
 from kvgraft.types import Tier
 from kvgraft_replay.planning.lru_curve import LruCurve, lru_curve
 from kvgraft_replay.planning.schema import (
+    NOTICEABLE,
     Curve,
     Growth,
     PlanResult,
@@ -41,9 +42,6 @@ from kvgraft_replay.workload import Workload
 __all__ = ["Sweep", "plan_sizes"]
 
 CURVE_POINTS = 200
-
-NOTICEABLE = 0.001
-"""A pool limits if a tenth more of it gains at least this share of the input tokens."""
 
 OF_A_SIZE = {
     *("components", "device", "device_memory", "device_tokens", "eviction_policy"),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Literal
 
 from kvgraft.sizes import format_nbytes
+from kvgraft_replay.planning.schema import NOTICEABLE
 from kvgraft_replay.report.summary import ABSENT, SummaryTable, count, percent, seconds
 from kvgraft_replay.report.tables import print_table, writer
 
@@ -238,7 +239,11 @@ def _limit_table(plan: PlanResult) -> SummaryTable:
             continue
         limiting = size["limiting"]
         best = max(size["growth"], key=lambda each: each["gained_tokens"])
-        pool = "no pool" if limiting is None else f"{best['component']}, {best['tier']}"
+        pool = (
+            _not_by_a_tenth(plan, size)
+            if limiting is None
+            else f"{best['component']}, {best['tier']}"
+        )
         cells = (
             (ABSENT, ABSENT, ABSENT)
             if limiting is None
@@ -256,6 +261,19 @@ def _limit_table(plan: PlanResult) -> SummaryTable:
         tuple(rows),
         n_labels=len(_columns(plan)) + 1,
     )
+
+
+def _not_by_a_tenth(plan: PlanResult, size: SizeResult) -> str:
+    """No tenth more gains anything; more memory yet may, as rates do not rise evenly with sizes."""
+    for larger in in_order(plan):
+        grown = tuple(larger[each] - size[each] for each in ("device_nbytes", "host_nbytes"))
+        gained = larger["saved_tokens"] - size["saved_tokens"]
+        is_larger = larger["policy"] == size["policy"] and min(grown) >= 0 and max(grown) > 0
+        if is_larger and gained >= NOTICEABLE * size["input_tokens"]:
+            tiers = zip((larger["device"], larger["host"]), grown, ("device", "host"))
+            more = ", ".join(f"{tier} {name}" for name, extra, tier in tiers if extra)
+            return f"no tenth; {more} gains"
+    return "no pool"
 
 
 def _points(share: float) -> str:
