@@ -87,7 +87,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 18_385
+MOST_LINES = 18_411
 """Of the core's source."""
 
 

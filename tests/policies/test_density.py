@@ -10,7 +10,7 @@ import pytest
 
 from kvgraft import Cache, TokenKey
 from kvgraft.policies.density import Clock, Density, DensityOrder
-from kvgraft.policies.policy import PIECE_TOKENS, Hint, Use, class_of
+from kvgraft.policies.policy import CLASS_BITS, PIECE_TOKENS, Hint, Use, class_of
 from kvgraft.policies.prefixes import N_BINS, Prefixes, Trail, Visit
 from kvgraft.policies.rates import Rates
 from kvgraft.policies.sums import prefix_sums
@@ -332,3 +332,22 @@ def test_a_score_is_the_reuses_to_expect_per_stay() -> None:
     assert scores[3] == pytest.approx(0.9 / (4 * 0.55 + 4 * 0.1), rel=0.02)
     assert scores[0] == pytest.approx(0.9 / (4 + 4 * 0.55), rel=0.02)
     assert scores[4] < 0.01
+
+
+@pytest.mark.parametrize("n_classes", [10, 40])
+def test_many_classes_are_learnt_at_first_as_few_are(n_classes: int) -> None:
+    """Their scores may take more requests than there are between two looks at the prefixes."""
+    policy, learnt = Density(), []
+    order = policy.order(Ledger("full", Tier.DEVICE, SlotAllocator(1 << 16)))
+    assert isinstance(order, DensityOrder)
+    policy.opened(1 << 16)
+    policy.prefixes.reached = {each: [9] * N_BINS for each in range(n_classes)}
+    policy.prefixes.reused = {0: [1] * N_BINS}
+    for n in range(1, 200):
+        before = order._rates
+        request = Use(None, bytearray(400), 100, 0, [])
+        _, request.memo = policy.classify(request)
+        policy.admitted(request, n << CLASS_BITS)
+        if order._rates is not before:
+            learnt.append(n)
+    assert len(learnt) >= 2

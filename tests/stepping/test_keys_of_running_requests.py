@@ -304,7 +304,7 @@ def test_rejected_drafts_are_cut_from_the_key_before_the_next_pass(by: str, toke
         else:
             request.key.extend([100, 101, 102, 103])
             cache.step([request], n_tokens=4)
-        said = r"2 tokens of the last pass were rejected.*key\.truncate\(10\)"
+        said = r"2 tokens of the last pass do not count.*key\.truncate\(10\)"
         with pytest.raises(LeaseError, match=said):
             cache.step([request], tokens, n_computed=2)
         assert request.computed == 8
@@ -333,4 +333,33 @@ def test_more_tokens_than_the_next_pass_computes_are_refused() -> None:
         with pytest.raises(ConfigError, match="3 tokens of each request for n_tokens=2"):
             cache.step([request], [[1, 2, 3]], n_tokens=2)
         assert request.key.n_tokens == 8
+        cache.abort(request)
+
+
+@pytest.mark.parametrize("n_tokens", [1, 4])
+@pytest.mark.parametrize("cut", [8, 10])
+def test_a_pass_counts_up_to_where_its_key_was_cut_meanwhile(n_tokens: int, cut: int) -> None:
+    """What it wrote behind the cut is of other tokens than the key holds by then."""
+    with Cache.open(["full"], device_tokens=64, page_size=4, guard="on") as cache:
+        request = life.admitted(cache, range(8), reserve=16)
+        life.prefill(cache, request)
+        cache.step([request], [[50, 51, 52, 53]], n_tokens=4)
+        request.key.truncate(cut)
+        request.key.extend(range(60, 72 - cut))
+        with pytest.raises(LeaseError, match="n_computed is more than"):
+            cache.step([request], n_computed=cut - 7)
+        cache.step([request], n_tokens=n_tokens)
+        assert request.computed == cut
+        cache.step([request], n_tokens=0)
+        assert request.computed == cut + n_tokens
+        cache.finish(request)
+
+
+def test_a_part_of_a_pass_over_the_prompt_counts_as_what_it_is() -> None:
+    """Nothing of a prompt is a draft."""
+    with Cache.open(["full"], device_tokens=256, page_size=4, guard="on") as cache:
+        request = life.admitted(cache, range(40))
+        cache.step([request], n_tokens=16, n_computed=0)
+        cache.step([request], n_tokens=16, n_computed=10)
+        assert request.computed == 10
         cache.abort(request)

@@ -195,7 +195,8 @@ class Density:
             return
         self.prefixes.age(used)
         at_first = self._n_uses <= LEARN_EVERY
-        if self.prefixes.reused and (at_first or self._n_uses % LEARN_EVERY == 0):
+        is_due = self._learning is None and (at_first or self._n_uses % LEARN_EVERY == 0)
+        if self.prefixes.reused and is_due:
             self._learning = Rates(self.prefixes, COARSER)
 
     def _go_on_learning(self, rates: Rates) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.reach import FAR
 from kvgraft.requests.request import CLOSED, Request, no_request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
@@ -189,6 +190,7 @@ class Rows:
         tracked: the same of the states kept at the last page boundary; -1 for none.
         request: by row; None where it is nobody's.
         stale: rows whose request was changed by other calls than `step`.
+        cut: rows whose request's key was cut: see `Request.cut_at`.
         length: tokens computed.
         allocated: pages with slots.
         given: position behind the tokens that the last step gave slots to.
@@ -217,6 +219,7 @@ class Rows:
         self.request: list[Request | None] = []
         self.free: list[int] = []
         self.stale: set[int] = set()
+        self.cut: set[int] = set()
         self.length = self.allocated = self.given = NO_PLACES
         self.next_event_tokens = self.promised = self.low_pages = self.behind = self.length
         self.tracks = self.slides = np.zeros(0, np.bool_)
@@ -284,6 +287,7 @@ class Rows:
         self.request[row] = request
         request.row = row
         self.given[row] = request.computed
+        request.cut_rows = self.cut
         self.touch(row)
 
     def give_back(self, request: Request) -> None:
@@ -307,12 +311,18 @@ class Rows:
                 self.touch(row)
 
     def resync(self) -> None:
-        """Read the lengths of stale rows anew."""
+        """Read the lengths of stale rows anew, and where keys were cut."""
         for row in self.stale:
             request = self.request[row]
             assert request is not None
             self.length[row], self.allocated[row] = request.computed, request.allocated
             self.given[row] = max(self.given[row], request.computed)
+        for row in self.cut:
+            request = self.request[row]
+            if request is not None:
+                self.given[row] = max(min(self.given[row], request.cut_at), request.computed)
+                request.cut_at = FAR
+        self.cut.clear()
 
     # -- tables
 

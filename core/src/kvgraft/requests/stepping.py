@@ -204,7 +204,7 @@ class Stepper:
             n_tokens = expect_count("step: n_tokens", n_tokens, most=MOST_TOKENS)
         data = None if tokens is None else token_rows(tokens, len(requests))
         counts = None if n_computed is None else _counts(n_computed, len(requests))
-        if rows.stale:
+        if rows.stale or rows.cut:
             rows.resync()
         if not new:
             batch = Batch(requests, np.array(numbers, np.int64), n_tokens)
@@ -244,9 +244,10 @@ class Stepper:
                 )
             for each in np.flatnonzero((room > 0) & (batch.noted > 0)).tolist():
                 request, end = batch.requests[each], int(batch.length[each])
-                if request.draft_edits == request.key.edits and request.key.n_tokens > end:
+                holds = request.draft_edits == request.key.edits and request.key.n_tokens > end
+                if holds and end >= request.prompt:
                     raise LeaseError(
-                        f"step: {room[each]} tokens of the last pass were rejected, and the key "
+                        f"step: {room[each]} tokens of the last pass do not count, and the key "
                         f"still holds them, of {request!r}; cut it first, key.truncate({end})"
                     )
         if tokens is not None:

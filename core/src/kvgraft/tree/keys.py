@@ -388,6 +388,7 @@ class TokenKey:
         for request in self.runners:  # rejected drafts are no loss
             if n_tokens >= max(request.prompt, request.computed):
                 request.key_edits += request.key_edits == self.edits - 1
+                request.was_cut(n_tokens)
         self.trail = self.trail_root = self.hashed = None
         del self.sums[n_tokens // PIECE_TOKENS :]
 

@@ -9,7 +9,6 @@ retention nothing is looked up.
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isfinite
 from typing import Any, Final, NamedTuple
 
 from kvgraft.errors import ConfigError
@@ -97,6 +96,9 @@ class Lifetimes:
         self._most = max(FEWEST_RETENTIONS, 2 * len(self._retentions))
 
 
+MOST_TTL_S: Final = 1e12
+"""Some 30,000 years."""
+
 MOST_PRIORITY: Final = 8
 """Priorities are from -8 to 8; each in use costs an order of candidates per pool."""
 
@@ -141,7 +143,7 @@ class Retentions:
                 )
             wanted = wanted._replace(priority=priority)
         if ttl_s is not None:
-            if type(ttl_s) not in (int, float) or not isfinite(ttl_s) or ttl_s < 0:
+            if type(ttl_s) not in (int, float) or not 0 <= ttl_s <= MOST_TTL_S:
                 raise ConfigError(f"{call}: ttl_s {ttl_s!r:.70}; give seconds, 0 or more")
             wanted = wanted._replace(ttl_s=float(ttl_s))
         request.requested_retention = wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from typing import Any
 
 from kvgraft.errors import BudgetError, LeaseError
 from kvgraft.requests.leases import Leases
@@ -164,9 +165,11 @@ class Pins:
         return len(ended)
 
     def stats(self) -> dict[str, PinStats]:
-        """By owner."""
-        owners = dict.fromkeys(pin.owner for pin in self)
-        return {owner: self._stats([pin for pin in self if pin.owner == owner]) for owner in owners}
+        """By owner; another thread may ask, so pins are copied first."""
+        by_owner: dict[Any, list[Pin]] = {}
+        for pin in self._pins.copy().values():
+            by_owner.setdefault(pin.owner, []).append(pin)
+        return {owner: self._stats(pins) for owner, pins in by_owner.items()}
 
     # -- inside
 
