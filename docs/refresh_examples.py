@@ -1,4 +1,4 @@
-"""Write into the documents what their commands print now: `python docs/refresh_examples.py`.
+"""Write into the documents what their commands print now: `python -m docs.refresh_examples`.
 
 A shown line becomes the printed one of the same shape, which is the line without its numbers. Lines
 with times stay: they are of the machine that the document names.
@@ -11,10 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT))
-
-from tests.documents.test_examples import COMMANDS, is_exact, is_timed, shape  # noqa: E402
+from tests.commands import ROOT
+from tests.documents.test_examples import COMMANDS, is_exact, is_timed, shape
 
 
 def main() -> None:

@@ -176,7 +176,7 @@ def test_a_command_runs_and_shows_these_lines(command: Command, tmp_path: Path) 
     assert not [line for line in shown if shape(line) not in shapes]
     if is_exact(command):
         stale = [line for line in shown if line.rstrip() not in printed and not is_timed(line)]
-        assert not stale, "write what is printed now: python docs/refresh_examples.py"
+        assert not stale, "write what is printed now: python -m docs.refresh_examples"
 
 
 SERVERS = [each for each in COMMANDS if each.text.startswith("kvgraft serve ")]

@@ -1,1 +1,1 @@
-"""What a cache tells of itself: events, statistics, tracers."""
+"""Events, statistics and tracers of a cache."""

@@ -339,7 +339,7 @@ def test_more_tokens_than_the_next_pass_computes_are_refused() -> None:
 @pytest.mark.parametrize("n_tokens", [1, 4])
 @pytest.mark.parametrize("cut", [8, 10])
 def test_a_pass_counts_up_to_where_its_key_was_cut_meanwhile(n_tokens: int, cut: int) -> None:
-    """What it wrote behind the cut is of other tokens than the key holds by then."""
+    """The key no longer holds the tokens whose data the pass wrote behind the cut."""
     with Cache.open(["full"], device_tokens=64, page_size=4, guard="on") as cache:
         request = life.admitted(cache, range(8), reserve=16)
         life.prefill(cache, request)

@@ -624,9 +624,9 @@ class Cache(Serving):
     def stats(self) -> CacheStats:
         """Everything counted since the cache was opened, and who owns its slots now.
 
-        A copy, from counters and ledgers alone: O(components + pins). It waits for nothing. Another thread
-        than the scheduler's may call it, too; its numbers are then of moments that are not quite
-        the same.
+        A copy, from counters and ledgers alone: O(components + pins). It waits for nothing. Another
+        thread than the scheduler's may call it, too; its numbers are then of moments that are not
+        quite the same.
         """
         hits, publisher, leases = self.hits, self.publisher, self.leases
         return CacheStats(
