@@ -6,6 +6,7 @@ with times stay: they are of the machine that the document names.
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import sys
@@ -22,7 +23,8 @@ def main() -> None:
             continue
         sys.stdout.write(f"{command.document}: {command.text}\n")
         words = [str(Path(sys.executable).with_name("kvgraft")), *shlex.split(command.text)[1:]]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        wide = {**os.environ, "NO_COLOR": "1", "COLUMNS": "100"}
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=wide)
         printed: dict[str, list[str]] = {}
         for line in map(str.rstrip, done.stdout.splitlines()):
             printed.setdefault(shape(line), []).append(line)
