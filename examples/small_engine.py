@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from kvgraft import Cache, Outcome, Request, Step, TokenKey, WaitingPlace, WaitingQueue
+from kvgraft import Cache, Outcome, Request, Step, TokenKey
+from kvgraft_scheduling import WaitingPlace, WaitingQueue
 
 PAGE, CHUNK, WINDOW = 16, 64, 32
 WIDTH, VOCABULARY = 8, 97

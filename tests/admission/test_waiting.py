@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvgraft.admission.waiting import WaitingPlace, WaitingQueue
 from kvgraft.errors import ConfigError
+from kvgraft_scheduling.waiting import WaitingPlace, WaitingQueue
 
 
 class Job:

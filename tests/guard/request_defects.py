@@ -22,7 +22,6 @@ from kvgraft.requests.components import Account, RequestComponent
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import PageSlots, StateSlots
-from kvgraft.requests.stepping import Batch, Stepper
 from kvgraft.serving import Serving
 from kvgraft.transfers import Journal
 from kvgraft.tree import eviction, matching, operations, pinning
@@ -30,6 +29,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.matching import Match
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand
+from kvgraft_scheduling.stepping import Batch, Stepper
 
 from .defect import breaks
 from .scene import LONGER, PAGE, PROMPT, Patch, Scene

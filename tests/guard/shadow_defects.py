@@ -6,7 +6,6 @@ from typing import Any
 
 from kvgraft import LoadModel, TokenKey, WritePolicy
 from kvgraft import cache as cache_module
-from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.policies.recency import LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -24,6 +23,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 from kvgraft_observe import explaining
+from kvgraft_scheduling.waiting import WaitingQueue
 
 from .defect import breaks
 from .request_defects import after_lease, change_demand

@@ -11,10 +11,11 @@ import torch
 from kvgraft import cache
 from kvgraft.requests.components import Account, RequestState
 from kvgraft.requests.request import Request
-from kvgraft.requests.rows import Rows, slot_table
 from kvgraft.requests.slots import StateSlots
-from kvgraft.requests.stepping import Batch, Stepper
+from kvgraft.requests.tables import slot_table
 from kvgraft.tree.component import TreeComponent
+from kvgraft_scheduling.rows import Rows
+from kvgraft_scheduling.stepping import Batch, Stepper
 
 from .defect import breaks
 from .scene import PAGE, Patch, Scene

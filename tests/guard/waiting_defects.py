@@ -6,8 +6,9 @@ from typing import Any
 
 from kvgraft import Decision, Request, TokenKey
 from kvgraft.admission.decision import Waiting
-from kvgraft.requests.pending import Pending, PendingPages
+from kvgraft.requests.request import Pending
 from kvgraft.serving import Serving
+from kvgraft_scheduling.pending import PendingPages
 
 from .defect import breaks
 from .scene import PAGE, PROMPT, Patch, Scene

@@ -16,7 +16,6 @@ from typing import Any, cast
 import pytest
 
 from kvgraft.admission.promises import Budget, _own_slots
-from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.requests import slots
 from kvgraft.requests.backup import Backups, CleanReserve, _with_gaps_above
 from kvgraft.requests.components import Account, RequestState
@@ -31,6 +30,7 @@ from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, inserting, matching, operations, pinning
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
+from kvgraft_scheduling.waiting import WaitingQueue
 
 from .cores import CoreMutant, Defect
 from .survivors import SURVIVORS

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgraft.cache import Cache
-from kvgraft.requests.stepping import Stepper
 from kvgraft.serving import Serving
 from kvgraft.tree.component import Candidates
 from kvgraft_retention.lifetimes import Lifetimes
 from kvgraft_retention.tenants import SharedLedger, TenantLedger, Tenants
+from kvgraft_scheduling.stepping import Stepper
 
 from .cores import CORES, CoreMutant
 from .cores_held_out import edited

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from kvgraft.admission.decision import Decision
-from kvgraft.requests.pending import Pending, PendingPages
-from kvgraft.requests.request import CLOSED, Request
+from kvgraft.requests.request import CLOSED, Pending, Request
 from kvgraft.serving import Serving
+from kvgraft_scheduling.pending import PendingPages
 
 from .cores import Patch, mutant
 from .cores_held_out import edited

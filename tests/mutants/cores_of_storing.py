@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvgraft.requests.stepping import Stepper
+from kvgraft_scheduling.stepping import Stepper
 from kvgraft_storage.tier.deliveries import Deliveries
 from kvgraft_storage.tier.fetching import Fetch
 from kvgraft_storage.tier.prefetching import Prefetching

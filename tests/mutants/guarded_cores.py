@@ -411,7 +411,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "smaller requests pass a large one for ever": BadCore(
         ("A13",),
-        "admission/waiting.py",
+        "plugins/scheduling/src/kvgraft_scheduling/waiting.py",
         "if place.waiting and place.overtaken >= self.max_overtakes:",
         "if False:",
     ),
@@ -683,7 +683,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a request waits for pages of another namespace": BadCore(
         ("T11", "M1", "A8"),
-        "requests/pending.py",
+        "plugins/scheduling/src/kvgraft_scheduling/pending.py",
         "if by.stage is not ADMITTED or by.root is not request.root:",
         "if by.stage is not ADMITTED:",
     ),
@@ -737,7 +737,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a step takes no notice of states that are due": BadCore(
         ("I7", "M8", "I10"),
-        "requests/stepping.py",
+        "plugins/scheduling/src/kvgraft_scheduling/stepping.py",
         (
             "        if not n_pages and not batch.n_slow:\n"
             "            self._keep_states(batch, None)"
@@ -746,7 +746,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "a step makes room for one page alone": BadCore(
         ("A7", "T9", "E6", "E2", "A1"),
-        "requests/stepping.py",
+        "plugins/scheduling/src/kvgraft_scheduling/stepping.py",
         "all(n_pages * each.slots_per_page <= each.device.room",
         "all(each.slots_per_page <= each.device.room",
     ),

@@ -20,8 +20,18 @@ Environments = Callable[..., Environment]
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
-REPLAY = ("kvgraft-cli", "kvgraft-storage", "kvgraft-replay")
-PARTS = ("cli", "testing", "guard", "storage", "accelerator", "arena", "observe", "retention")
+REPLAY = ("kvgraft-cli", "kvgraft-storage", "kvgraft-scheduling", "kvgraft-replay")
+PARTS = (
+    "cli",
+    "testing",
+    "guard",
+    "storage",
+    "accelerator",
+    "arena",
+    "observe",
+    "retention",
+    "scheduling",
+)
 
 
 def listed(environment: Environment) -> list[dict[str, Any]]:
@@ -130,7 +140,8 @@ def test_a_part_that_is_not_installed_is_named_with_the_way_to_get_it(
         (
             "guard='on'",
             "guard",
-            "./plugins/storage ./plugins/observe ./plugins/retention ./plugins/guard",
+            "./plugins/storage ./plugins/observe ./plugins/retention ./plugins/scheduling "
+            "./plugins/guard",
         ),
         ("tenants={'a': {'namespaces': ['a']}}", "tenants", "./plugins/retention"),
         ("device_memory='50MB'", "memory", "./plugins/arena"),
@@ -161,7 +172,7 @@ NO_TIER = (
 )
 NO_REPLAY = (
     f"kvgraft: command 'replay' is not installed; {ADVICE}/storage ./plugins/observe "
-    "./plugins/retention ./plugins/guard ./plugins/replay\n"
+    "./plugins/retention ./plugins/scheduling ./plugins/guard ./plugins/replay\n"
 )
 NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/file\n"
 

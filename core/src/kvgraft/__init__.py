@@ -58,14 +58,10 @@ from kvgraft.types import (
 
 if TYPE_CHECKING:
     from kvgraft.admission.decision import Decision, Outcome, Shortage, Waiting
-    from kvgraft.admission.waiting import WaitingPlace, WaitingQueue
     from kvgraft.cache import Cache
-    from kvgraft.parts import Prefetch, StorageTier
+    from kvgraft.parts import Prefetch, Step, StorageTier, TableChanges
     from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, PlaneSpec
-    from kvgraft.requests.pending import Pending
-    from kvgraft.requests.request import Request
-    from kvgraft.requests.rows import TableChanges
-    from kvgraft.requests.stepping import Step
+    from kvgraft.requests.request import Pending, Request
     from kvgraft.tree.keys import TokenKey
 
 __version__ = "0.1.0"
@@ -74,14 +70,10 @@ _LAZY = {
     name: f"kvgraft.{module}"
     for module, names in {
         "admission.decision": ("Decision", "Outcome", "Shortage", "Waiting"),
-        "admission.waiting": ("WaitingPlace", "WaitingQueue"),
         "cache": ("Cache",),
-        "parts": ("Prefetch", "StorageTier"),
+        "parts": ("Prefetch", "Step", "StorageTier", "TableChanges"),
         "pools": ("BuildContext", "Component", "DevicePool", "HostMirror", "PlaneSpec"),
-        "requests.pending": ("Pending",),
-        "requests.request": ("Request",),
-        "requests.rows": ("TableChanges",),
-        "requests.stepping": ("Step",),
+        "requests.request": ("Pending", "Request"),
         "tree.keys": ("TokenKey",),
     }.items()
     for name in names
@@ -152,8 +144,6 @@ __all__ = [
     "TransferError",
     "TransferQuery",
     "Waiting",
-    "WaitingPlace",
-    "WaitingQueue",
     "WritePolicy",
     "hookimpl",
 ]

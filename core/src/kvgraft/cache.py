@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.config import parse_config
-from kvgraft.errors import ConfigError, LeaseError, TransferError
+from kvgraft.errors import ConfigError
 from kvgraft.optional import load_part
-from kvgraft.parts import EventStream, Prefetch
+from kvgraft.parts import EventStream, Prefetch, Step
 from kvgraft.policies import Hint
 from kvgraft.requests.access import expect_hint
 from kvgraft.requests.request import (
@@ -40,8 +40,7 @@ from kvgraft.requests.request import (
     expect_key,
 )
 from kvgraft.requests.resume_points import resume_pages
-from kvgraft.requests.rows import DEVICE, slot_table, state_slot
-from kvgraft.requests.stepping import Step
+from kvgraft.requests.tables import slot_table, state_slot
 from kvgraft.serving import Serving
 from kvgraft.sizes import expect_count
 from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, TokenStats
@@ -58,12 +57,6 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Cache"]
-
-FIRST_PAUSE_S = 0.0002
-"""After a look that finds nothing, wait this long before the next, and twice as long each time."""
-
-LONGEST_PAUSE_S = 0.01
-"""Longest time between two looks."""
 
 EVENTS = 65_536
 """Most events that wait for a reader, unless it says otherwise."""
@@ -361,7 +354,8 @@ class Cache(Serving):
             self.computed(request, n_noted)
         stepper.note(batch)
         given, refused = stepper.take(batch, self.allocate)
-        return stepper.end(batch, given, refused)
+        step: Step = stepper.end(batch, given, refused)
+        return step
 
     def table_rows(self, component: str) -> torch.Tensor:
         """The page table of a paged component for all running requests.
@@ -375,7 +369,8 @@ class Cache(Serving):
         Raises:
             ConfigError: a component that has no pages.
         """
-        return self.rows.tensor(self.tree.component(component))
+        table: torch.Tensor = self.stepper.rows.tensor(self.tree.component(component))
+        return table
 
     # -- tables and states that an engine reads
 
@@ -385,7 +380,7 @@ class Cache(Serving):
         -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended, and
         `ConfigError` for a component of states.
         """
-        return slot_table(request, self.tree.component(component), DEVICE)
+        return slot_table(request, self.tree.component(component), Tier.DEVICE)
 
     def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's HOST slots of a component at home there, int32 `[n_pages]`."""
@@ -423,7 +418,7 @@ class Cache(Serving):
             moved = self.arenas.moved_slots
             self.arenas.poll()
             if self.arenas.moved_slots != moved:
-                self.rows.touch_all()
+                self._touch_rows()
         if self.storage:
             self.storage.poll()
         if self.tree.lifetimes is not None:
@@ -466,26 +461,7 @@ class Cache(Serving):
                 load-back has not started.
             TransferError: it took longer than `transfer_timeout_s`; nothing has changed.
         """
-        if self.storage and not isinstance(awaited, Request):
-            self.storage.expect(awaited)
-            waits_for, instead = "prefetch", "begin without it"
-        else:
-            self.expect(awaited, ADMITTED)
-            if not awaited.load_started and awaited.needs_load_back:  # type: ignore[union-attr]
-                raise LeaseError("ready before load_back: no copy is under way; call load_back")
-            waits_for, instead = "load-back", "abort the request"
-
-        def ended() -> bool:
-            if isinstance(awaited, Request) and awaited.stage is not ADMITTED:
-                self.expect(awaited, ADMITTED)
-            return awaited.ready
-
-        timeout_s = self.config.transfer_timeout_s
-        if not await _until(ended, self.poll, timeout_s):
-            raise TransferError(
-                f"the {waits_for} has not ended in {timeout_s:g} s; await it again, or {instead}: "
-                "see transfer_timeout_s"
-            )
+        await load_part("ready")(self, awaited)
 
     def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
         """Free at least `n_slots` more slots of one pool; returns how many it freed (E6).
@@ -520,8 +496,13 @@ class Cache(Serving):
                 "move_memory: the cache has no budget that pools share; open it with device_memory"
             )
         moves = self.arenas.move(giver, taker, tier)
-        self.rows.touch_all()
+        self._touch_rows()
         return moves
+
+    def _touch_rows(self) -> None:
+        """Slots may have moved: the next step reads all rows anew."""
+        if self._stepper is not None:
+            self._stepper.rows.touch_all()
 
     def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> Any:
         """Keep the cached part of a prefix, such as a system prompt, until it is unpinned (K6).
@@ -770,26 +751,3 @@ def _expect_observer(observer: object) -> None:
     if not callable(observer) or iscoroutinefunction(observer):
         said = "; give a function, not an async one, of a list of events"
         raise ConfigError(f"observe: observer {observer!r:.40}{said}")
-
-
-async def _until(ended: Callable[[], bool], poll: Callable[[], object], timeout_s: float) -> bool:
-    """Poll until `ended` says so, at most `timeout_s` seconds of the loop's clock; whether it did.
-
-    The running loop sleeps between two looks, so that nothing of it is left when it is cancelled.
-    It asks `ended` before each poll: another task may have polled meanwhile.
-    """
-    import asyncio
-
-    clock = asyncio.get_running_loop().time
-    deadline = clock() + timeout_s
-    pause = FIRST_PAUSE_S
-    while not ended():
-        poll()
-        if ended():
-            break
-        left = deadline - clock()
-        if left <= 0:
-            return False
-        await asyncio.sleep(min(pause, left))
-        pause = min(2 * pause, LONGEST_PAUSE_S)
-    return True

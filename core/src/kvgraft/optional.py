@@ -99,7 +99,8 @@ ACCELERATOR: Final = ("plugins/accelerator",)
 ARENA: Final = ("plugins/arena",)
 OBSERVE: Final = (*STORAGE, "plugins/observe")
 RETENTION: Final = ("plugins/retention",)
-GUARD: Final = (*OBSERVE, *RETENTION, "plugins/guard")
+SCHEDULING: Final = ("plugins/scheduling",)
+GUARD: Final = (*OBSERVE, *RETENTION, *SCHEDULING, "plugins/guard")
 TESTING: Final = ("plugins/testing/requirements.txt",)
 
 PARTS: Final[Mapping[str, Sequence[str]]] = {
@@ -112,6 +113,9 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "lifetimes": RETENTION,
     "pins": RETENTION,
     "tenants": RETENTION,
+    "steps": SCHEDULING,
+    "pending": SCHEDULING,
+    "ready": SCHEDULING,
     "accelerator": ACCELERATOR,
     "streams": ACCELERATOR,
     "mapped": ACCELERATOR,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from kvgraft.errors import NoStorageError
 
 if TYPE_CHECKING:
+    import torch
+
     from kvgraft.requests.hits import Loaded
     from kvgraft.requests.request import Request
     from kvgraft.stats import StorageStats
@@ -23,7 +25,9 @@ __all__ = [
     "NoStorage",
     "Prefetch",
     "Recorder",
+    "Step",
     "StorageTier",
+    "TableChanges",
     "Tracers",
 ]
 
@@ -236,6 +240,49 @@ class Tracers(Protocol):
 
     def notify(self, step: str, *about: object) -> None:
         """Call one method of all of them; the cache goes on whatever they raise."""
+
+
+class TableChanges(Protocol):
+    """The entries of one page table that a step wrote; made into tensors when they are read.
+
+    `mirror.view(-1).index_copy_(0, changes.places, changes.slots)` repeats them in a copy on
+    another device. An entry may be there more than once; the last one counts, and they are all
+    equal then. Some may be as they were.
+    """
+
+    @property
+    def places(self) -> torch.Tensor:
+        """Their places in the flat table, int64 `[n]`."""
+
+    @property
+    def slots(self) -> torch.Tensor:
+        """Their new values, int32 `[n]`."""
+
+
+class Step(NamedTuple):
+    """The pass of the model to run next, as attention kernels take it.
+
+    Attributes:
+        requests: those that go on, in the order they were given in; the batch.
+        refused: those for which there was no room, each unchanged: retract one, or step it again
+            when others have ended.
+        rows: int64 `[n_requests]`, their rows of the page tables.
+        seq_lens: int32 `[n_requests]`, their tokens, those of the pass included.
+        slot_mapping: by paged component, int64 `[n_requests * n_tokens]`: where the pass writes
+            each new token, `slot * page_size + offset`; -1 where nothing of it is kept. Only of
+            components with one slot per page.
+        state_slots: by state component, int64 `[n_requests]`: the states that the pass writes.
+        changes: by paged component, the entries of its table that are others than after the step
+            before.
+    """
+
+    requests: list[Request]
+    refused: list[Request]
+    rows: torch.Tensor
+    seq_lens: torch.Tensor
+    slot_mapping: dict[str, torch.Tensor]
+    state_slots: dict[str, torch.Tensor]
+    changes: dict[str, TableChanges]
 
 
 class NoStorage:

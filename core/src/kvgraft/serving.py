@@ -26,7 +26,6 @@ from kvgraft.requests.components import RequestComponent
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.hits import HitCounts
 from kvgraft.requests.leases import Leases, LoadBacks, begin_at
-from kvgraft.requests.pending import PendingPages
 from kvgraft.requests.publishing import Offers, Publisher
 from kvgraft.requests.request import (
     ADMITTED,
@@ -40,9 +39,7 @@ from kvgraft.requests.request import (
     no_request,
 )
 from kvgraft.requests.resume_points import ResumePoints
-from kvgraft.requests.rows import Rows
 from kvgraft.requests.slots import PageSlots, StateSlots
-from kvgraft.requests.stepping import Stepper
 from kvgraft.sizes import expect_count
 from kvgraft.transfers import Fence, Journal, Transfer, TransferEngine
 from kvgraft.transfers.engine import expect_fence
@@ -126,9 +123,6 @@ class Serving:
         self.retentions: Any = None
         tenants = parts.tenants
         self.hits: HitCounts = HitCounts(tree) if tenants is None else tenants.hits(tree)
-        self.pending = parts.make(
-            PendingPages, tree, self.points, self.requests, can_wait=not self.leases.never_resumes
-        )
         self.pages = parts.make(PageSlots, tree, self.evictor)
         self.states = parts.make(StateSlots, tree, mounted, self.evictor, self.points)
         self.publisher = parts.make(
@@ -141,15 +135,29 @@ class Serving:
             self.backups,
             self.journal,
         )
-        pinned = config.device.startswith("cuda") and config.payload
-        self.rows = Rows(tree, config.max_requests, config.max_tokens, pinned=pinned)
-        self.stepper = parts.make(
-            Stepper, tree, self.rows, self.publisher, self.states, self.evictor
-        )
         self.storage = parts.storage(tree, mounted, self.evictor, self.requests)
         self.tier: StorageTier | None = self.storage or None
         self._new_recorder = parts.recorder
+        self._make: Callable[..., Any] = parts.make
+        self._stepper: Any = None
+        self._pending: Any = None
         self.guard = parts.ready(self)
+
+    @property
+    def stepper(self) -> Any:
+        """Steps of all running requests, with their `rows`; made when it is first asked for."""
+        if self._stepper is None:
+            self._stepper = load_part("steps")(self, self._make)
+        return self._stepper
+
+    @property
+    def pending(self) -> Any:
+        """Finds pages that a running request computes for others; made when first asked for."""
+        if self._pending is None:
+            can_wait = not self.leases.never_resumes
+            given = self.tree, self.points, self.requests
+            self._pending = self._make(load_part("pending"), *given, can_wait=can_wait)
+        return self._pending
 
     def _begin(self, request: Request, prefetch: Prefetch | None) -> None:
         """Match the request's key, and pin the data found."""
@@ -293,7 +301,8 @@ class Serving:
         self._runs_no_more(request)
         request.stage = LEASED
         request.load_started = request.deferred = False
-        self.rows.give_back(request)
+        if request.row >= 0:
+            self.stepper.rows.give_back(request)
         self._give_up(parts)
         pinning.release(self.tree, held)
         if self.tracers is not None:
@@ -477,7 +486,7 @@ class Serving:
             self.expect_open()
         request = self.expect(given, ADMITTED)
         if request.row >= 0:
-            self.rows.touch(request.row)
+            self.stepper.rows.touch(request.row)
         return request
 
     def _expect_free(self, key: TokenKey, call: str) -> None:
@@ -550,7 +559,8 @@ class Serving:
         self._give_up(request.components)
         self._runs_no_more(request)
         request.stage, request.waits = CLOSED, []
-        self.rows.give_back(request)
+        if request.row >= 0:
+            self.stepper.rows.give_back(request)
         del self.requests[id(request)]
         pinning.release(self.tree, request.receipt)
         self.tree.release_root(request.root)

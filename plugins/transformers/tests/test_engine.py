@@ -166,7 +166,7 @@ def test_requests_that_decode_change_in_steps_of_all_of_them_alone(
         rows = [each.session.request.row for each in asked if each.session is not None]
         assert len(set(rows)) == 3
         assert min(rows) >= 0
-        assert not engine.memory.cache.rows.stale
+        assert not engine.memory.cache.stepper.rows.stale
     for _ in engine.run():
         pass
 

@@ -2,7 +2,6 @@
 
 promises    where slots are promised to a request, or refused
 decision    admitted, deferred, never fits; slots a request will need, derived from reach
-waiting     the order in which waiting requests are tried
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Demand, DemandQuery, new_demand
 
 if TYPE_CHECKING:
-    from kvgraft.requests.pending import Pending
+    from kvgraft.requests.request import Pending
 
 
 class Outcome(enum.Enum):

@@ -115,20 +115,6 @@ BEHIND_TOKENS: Final = 64
 """Tokens left behind while decoding from which on a place in the tree pays."""
 
 
-class EvictFirstSchedule(NamedTuple):
-    """When a decoding request has pages to evict first: those behind its reaches.
-
-    Attributes:
-        page: at this boundary at the latest.
-        behind: from this boundary on, some are behind its reaches.
-        low_pages: they are handed over once so many pages have slots: no more are promised.
-    """
-
-    page: int
-    behind: int
-    low_pages: int
-
-
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Publisher:
     """Moves a request's private data into the tree, as it runs and when it ends.
@@ -269,26 +255,6 @@ class Publisher:
             self.publish(request, named, page)
         if named < end:
             self.pages.give_back_behind(request, page)
-
-    def evict_first_schedule(self, request: Request, following: int) -> EvictFirstSchedule:
-        """When `leave_behind` has something to do for a decoding request, as far as that is known.
-
-        `following` is the next boundary.
-        """
-        size = self.tree.page_size
-        collects = -(-BEHIND_TOKENS // size) if size < BEHIND_TOKENS else 1
-        page = behind = pages = NO_PAGE
-        for part in request.bounded_components:
-            component = part.component
-            pages = min(pages, part.account.promised // component.slots_per_page)
-            window = component.window_pages
-            first = part.first_page if part.holds_pages else request.allocated
-            if window is None:
-                page = behind = following
-            else:
-                page = min(page, first + window + collects)
-                behind = min(behind, first + window + 1)
-        return EvictFirstSchedule(page, behind, request.allocated + max(0, pages))
 
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.policies.policy import Hint, Use
@@ -17,9 +17,6 @@ from kvgraft.tree.keys import TokenKey, expect_namespace
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
 from kvgraft.types import PointKind, Span
-
-if TYPE_CHECKING:
-    from kvgraft.requests.pending import Pending
 
 NO_PAGES: frozenset[int] = frozenset()
 NO_POINTS: frozenset[tuple[int, PointKind]] = frozenset()
@@ -76,6 +73,23 @@ class LeftOut(NamedTuple):
             f"it could never fit: component {self.component!r} needs {self.needed} states with it, "
             f"its pool has {self.capacity}"
         )
+
+
+class Pending(NamedTuple):
+    """A longer prefix to resume from, as soon as another request has computed and shared it.
+
+    Attributes:
+        tokens: its length.
+        computed: tokens of the other request that exist.
+        by: that request. It has been admitted.
+    """
+
+    tokens: int
+    computed: int
+    by: Request
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens that another request computes, {self.computed} so far"
 
 
 class Request:
@@ -315,7 +329,8 @@ class Request:
         O(running requests + its length).
         """
         cache = self.cache_mark()
-        return None if cache is None else cache.pending.find(self)
+        found: Pending | None = None if cache is None else cache.pending.find(self)
+        return found
 
     @property
     def fresh(self) -> bool:

@@ -334,27 +334,6 @@ def slide(tree: Tree, receipt: Receipt, position: int) -> None:
         _unpin(tree, component, anchor, given)
 
 
-def slides_from(tree: Tree, receipt: Receipt, following: int) -> int:
-    """The first page position at which `slide` unpins something; `following` where any may.
-
-    It holds until a node is split (`Tree.n_splits`). NO_PAGE where there is nothing to unpin.
-    """
-    page = NO_PAGE
-    for component in tree.components:
-        segment = receipt.segments[component.index]
-        if not segment or component.is_prefix_closed:
-            continue
-        window = component.window_pages
-        if component.is_state or window is None or len(segment) > 1:
-            return following
-        start, end = segment[0]
-        node = receipt.anchor
-        while node.start > start:
-            node = node.parent  # type: ignore[assignment]
-        page = min(page, min(node.end, end) + window)
-    return page
-
-
 def _pin_state(component: TreeComponent, anchor: Node, stamp: int) -> int:
     """Pin a state at the anchor; slots that stopped being evictable."""
     cell = anchor.cells[component.index]

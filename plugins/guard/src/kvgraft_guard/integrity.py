@@ -12,15 +12,16 @@ from kvgraft.cache import Cache
 from kvgraft.errors import IntegrityError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import ADMITTED, Request
-from kvgraft.requests.rows import DEVICE, Rows, slot_table, state_number
+from kvgraft.requests.tables import slot_table, state_number
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import PoolBooks, SlotOwner
 from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.tree import Tree
+from kvgraft.tree.tree import DEVICE, Tree
 from kvgraft.types import Tier
 from kvgraft_retention.tenants import SharedLedger
+from kvgraft_scheduling.rows import Rows
 
 __all__ = [
     "PinOwner",
@@ -475,7 +476,7 @@ def check_cache(cache: Cache) -> None:
     if cache.arenas is not None:
         cache.arenas.check()
     _check_promises(cache.budget, requests)
-    _check_rows(cache.rows, requests)
+    _check_rows(cache.stepper.rows, requests)
 
 
 def _check_promises(budget: Budget, requests: Sequence[Request]) -> None:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from kvgraft.admission.decision import Decision
     from kvgraft.cache import Cache as _Operations
+    from kvgraft.parts import Step
     from kvgraft.policies import Hint
-    from kvgraft.requests.stepping import Step
     from kvgraft.stats import ClearStats
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey

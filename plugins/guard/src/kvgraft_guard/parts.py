@@ -18,12 +18,11 @@ from kvgraft.errors import ContractViolation
 from kvgraft.optional import load_part
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.packages.registry import Plugin
-from kvgraft.parts import NoStorage, Recorder
+from kvgraft.parts import NoStorage, Recorder, Step
 from kvgraft.requests.backup import CleanReserve
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import StateSlots
-from kvgraft.requests.stepping import Batch, Step, Stepper
 from kvgraft.transfers import Fence, Journal, Transfer
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES
@@ -38,6 +37,7 @@ from kvgraft_guard.operations import guarded_operations
 from kvgraft_guard.splits import check_split, read_node
 from kvgraft_guard.tiering import SteppedTier, guarded_tier
 from kvgraft_guard.watching import Guard
+from kvgraft_scheduling.stepping import Batch, Stepper
 from kvgraft_storage.tier import StorageTier
 
 __all__ = [

@@ -14,11 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.errors import ContractViolation
+from kvgraft.parts import Step
 from kvgraft.requests.request import Request
-from kvgraft.requests.rows import Rows
-from kvgraft.requests.stepping import PADDING, Step
 from kvgraft.tree.component import TreeComponent
 from kvgraft_guard.watched import Watched
+from kvgraft_scheduling.rows import Rows
+from kvgraft_scheduling.stepping import PADDING
 
 __all__ = ["Steps"]
 

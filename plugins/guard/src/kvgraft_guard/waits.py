@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.errors import ContractViolation
-from kvgraft.requests.pending import Pending
-from kvgraft.requests.request import ADMITTED, Request
+from kvgraft.requests.request import ADMITTED, Pending, Request
 from kvgraft.tree.keys import TOKEN_BYTES
 from kvgraft_guard.books import Counts, Reading
 from kvgraft_guard.watched import Watched

@@ -102,7 +102,7 @@ class Guard:
         self._full_every = config.guard_full_check or max(FEWEST_OPERATIONS, slots // SLOTS_A_CHECK)
         self._until_full = self._full_every
         self.moves = Moves(self.watched, hooks, lambda: self._looking)
-        self.steps = Steps(self.watched, cache.rows)
+        self.steps = Steps(self.watched, cache.stepper.rows)
         self.reserve = Reserve(self.watched)
         self._steps = self._checks()
         self._counts = dict.fromkeys(self._steps, 0)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvgraft.admission import Decision, Outcome
-from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation, IntegrityError, KvgraftError, TransferError
 from kvgraft.requests.request import Request
@@ -21,6 +20,7 @@ from kvgraft_replay.hits import hits_of
 from kvgraft_replay.meter import Meter
 from kvgraft_replay.running import Job, Player
 from kvgraft_replay.totals import Totals
+from kvgraft_scheduling.waiting import WaitingQueue
 
 __all__ = ["EngineModel", "ReplayEngine"]
 

@@ -15,10 +15,10 @@ from kvgraft_replay.payload import PageDigests, Pool, Verify, matching_rows, rea
 from kvgraft_replay.workload import TraceRequest
 
 if TYPE_CHECKING:
-    from kvgraft.admission.waiting import WaitingPlace
     from kvgraft.cache import Cache
     from kvgraft.requests.request import Request
     from kvgraft_replay.hits import Hits
+    from kvgraft_scheduling.waiting import WaitingPlace
     from kvgraft_storage.tier import Prefetch
 
 __all__ = ["Checks", "Job", "Player"]

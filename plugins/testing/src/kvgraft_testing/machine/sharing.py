@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvgraft.admission import Decision
-from kvgraft.requests.pending import Pending
+from kvgraft.requests.request import Pending
 from kvgraft.types import PointKind
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.live import Live

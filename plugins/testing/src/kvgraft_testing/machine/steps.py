@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvgraft.requests.stepping import Step
+from kvgraft.parts import Step
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
 from kvgraft_testing.machine.comparing import check_unchanged, plain

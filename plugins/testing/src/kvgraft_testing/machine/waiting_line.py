@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvgraft.admission import Outcome
-from kvgraft.admission.waiting import WaitingQueue
 from kvgraft.cache import Cache
 from kvgraft.tree.keys import TokenKey
+from kvgraft_scheduling.waiting import WaitingQueue
 from kvgraft_testing.machine.judging import Judge
 
 __all__ = ["WaitingLine"]

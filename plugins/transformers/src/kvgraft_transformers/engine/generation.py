@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvgraft import Decision, Prefetch, TokenKey, WaitingPlace
+from kvgraft import Decision, Prefetch, TokenKey
+from kvgraft_scheduling import WaitingPlace
 from kvgraft_transformers.engine.sampling import Choice, Constraint, Sampler, Sampling
 from kvgraft_transformers.session import Session
 

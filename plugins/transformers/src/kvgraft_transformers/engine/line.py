@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
-from kvgraft import WaitingQueue
+from kvgraft_scheduling import WaitingQueue
 from kvgraft_transformers.engine.generation import Generation
 
 __all__ = ["PriorityLine"]

@@ -6,135 +6,25 @@ a step asks of most requests, so that it is a few array operations for all of th
 
 from __future__ import annotations
 
-import sys
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.errors import ConfigError
+from kvgraft.parts import TableChanges
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.reach import FAR
-from kvgraft.requests.request import CLOSED, Request, no_request
+from kvgraft.requests.request import Request
+from kvgraft.requests.tables import NO_SLOT, slot_table, state_number
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.inserting import Run
-from kvgraft.tree.tree import Tree
-from kvgraft.types import Tier
+from kvgraft.tree.tree import DEVICE, Tree
 
-DEVICE: Final = Tier.DEVICE
-"""As a global: before Python 3.12 an enum's attribute takes ten times as long to read."""
-
-from_buffer: Final[Any] = np.frombuffer
-INT32: Final[Any] = np.dtype(np.int32)
-
-
-def _nothing(n_pages: int, component: TreeComponent) -> bytes:
-    """-1 for every slot of `n_pages` pages."""
-    return b"\xff" * (n_pages * component.slots_per_page * SLOT_BYTES)
-
-
-def _expect_pages(request: object, component: TreeComponent) -> Request:
-    """Refuse a component of states, no requests, and one that has ended: its slots are others'."""
-    if component.is_state:
-        raise ConfigError(
-            f"component {component.name!r} keeps states and has no page table; use state_slot"
-        )
-    if not isinstance(request, Request):
-        raise no_request(request)
-    if request.stage is CLOSED:
-        raise LeaseError("request is closed and has no slots; read its table before it ends")
-    return request
-
-
-def state_slot(request: Request, component: TreeComponent) -> int:
-    """The slot of a state component that the model writes for an admitted request."""
-    part = request.state_component(component.index)
-    if part is None:
-        raise ConfigError(f"component {component.name!r} has no states; use table")
-    if part.live is None:
-        raise LeaseError(f"component {component.name!r}: no state yet; allocate first")
-    return state_number(part.live)
-
-
-def slot_table(
-    given: object, component: TreeComponent, tier: Tier, start: int = 0
-) -> npt.NDArray[np.int32]:
-    """The slots that a request holds on one tier, page by page from `start` on; -1 for none.
-
-    It holds what it has pinned and what is its own. Of a bounded reach the tree may have data
-    before that; others may take those slots at any time, and they are not in the table.
-
-    Raises:
-        LeaseError: the request has ended, or is none.
-        ConfigError: a component of states.
-    """
-    #   start ─── above ───────── anchor ──────────── allocated
-    #        -1 ... │ pinned cells   │ its own runs, -1 between them
-    #               │ own runs where it reads its own pages, though the tree has some (`beside`)
-    request = _expect_pages(given, component)
-    on_device = tier is DEVICE
-    index = component.index
-    runs = request.components[index].runs
-    parts: list[bytes] = []
-    node = request.receipt.anchor
-    page = above = node.end
-    first = min(start, above)
-    for low, high in reversed(request.receipt.segments[index]):
-        if above <= first:
-            break
-        while node.end > high:
-            node = node.parent  # type: ignore[assignment]
-        if node.end < above:
-            parts.append(_nothing(above - node.end, component))
-        low = max(low, first)  # noqa: PLW2901
-        while node.end > low:
-            cell = node.cells[index]
-            slots = cell.device if on_device else cell.host
-            parts.append(slots if slots is not None else _nothing(node.end - node.start, component))
-            node = node.parent  # type: ignore[assignment]
-        above = node.end
-    if above > first:
-        parts.append(_nothing(above - first, component))
-        above = first
-    parts.reverse()
-    beside: list[Run] = []
-    for run in runs:
-        slots = run.device if on_device else run.host
-        if slots is None:
-            continue
-        if run.first < page:
-            # Published of wider components only, or another request's: it reads its own.
-            beside.append(run)
-            continue
-        if run.first > page:
-            parts.append(_nothing(run.first - page, component))
-        parts.append(slots)
-        page = run.end
-    if page < request.allocated:
-        parts.append(_nothing(request.allocated - page, component))
-    joined = b"".join(parts)
-    # From page `above` on; a node or a run may begin before `start`.
-    left_out = (start - above) * component.slots_per_page
-    if not beside:
-        return from_buffer(joined, INT32, -1, left_out * SLOT_BYTES)  # type: ignore[no-any-return]
-    table = np.frombuffer(bytearray(joined), dtype=np.int32)
-    for run in beside:
-        slots = run.device if on_device else run.host
-        assert slots is not None
-        place = (run.first - above) * component.slots_per_page
-        skipped = max(0, -place)
-        own = np.frombuffer(slots, dtype=np.int32)[skipped:]
-        table[place + skipped : place + skipped + len(own)] = own
-    table.flags.writeable = False
-    return table[left_out:]
-
+__all__ = ["Changes", "Rows", "spread"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Slots: TypeAlias = npt.NDArray[np.int32]
-
-NO_SLOT = -1
-"""The entry of a page of which a request holds nothing."""
 
 NO_PLACES: Ints = np.zeros(0, np.int64)
 NO_SLOTS: Slots = np.zeros(0, np.int32)
@@ -147,28 +37,21 @@ FEWEST_PAGES = 64
 """The size of tables without bounds at first; they grow by doubling."""
 
 
-class TableChanges:
-    """The entries of one page table that a step wrote; made into tensors when they are read.
-
-    `mirror.view(-1).index_copy_(0, changes.places, changes.slots)` repeats them in a copy on
-    another device. An entry may be there more than once; the last one counts, and they are all
-    equal then. Some may be as they were.
-
-    Attributes:
-        places: int64 `[n]`, in the flat table.
-        slots: int32 `[n]`, their new values.
-    """
+class Changes:
+    """The entries of one page table that a step wrote; made into tensors when they are read."""
 
     def __init__(self, written: list[tuple[Ints, Ints, Slots]]) -> None:
         self._written = written
 
     @property
     def places(self) -> torch.Tensor:
+        """Their places in the flat table, int64 `[n]`."""
         found = [spread(first, n) for first, n, _ in self._written]
         return torch.from_numpy(np.concatenate([NO_PLACES, *found]))
 
     @property
     def slots(self) -> torch.Tensor:
+        """Their new values, int32 `[n]`."""
         return torch.from_numpy(np.concatenate([NO_SLOTS, *[each[2] for each in self._written]]))
 
 
@@ -400,7 +283,7 @@ class Rows:
     def take_changes(self) -> dict[str, TableChanges]:
         """The entries that changed since this was asked last, by component."""
         changed, self._changed = self._changed, [[] for _ in self._changed]
-        return {each.name: TableChanges(changed[each.index]) for each in self.paged}
+        return {each.name: Changes(changed[each.index]) for each in self.paged}
 
     def tensor(self, component: TreeComponent) -> torch.Tensor:
         """The table of a paged component.
@@ -433,11 +316,6 @@ def spread(first: Ints, n: Ints) -> Ints:
         return first
     before = np.cumsum(n) - n
     return np.repeat(first - before, n) + np.arange(total, dtype=np.int64)
-
-
-def state_number(slot: bytes | None) -> int:
-    """The number of a state's slot; -1 for none."""
-    return NO_SLOT if slot is None else int.from_bytes(slot, sys.byteorder)
 
 
 def _doubled(n: int, was: int) -> int:

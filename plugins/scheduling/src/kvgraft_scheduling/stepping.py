@@ -12,7 +12,7 @@ and the slow path is made of them: what they do is written once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,26 +20,26 @@ import torch
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, KvgraftError, LeaseError
+from kvgraft.parts import Step
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.reach import FAR
 from kvgraft.refusals import of_type
 from kvgraft.requests.components import DECODED
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.publishing import EvictFirstSchedule, Publisher
+from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request, no_request
-from kvgraft.requests.rows import Rows, TableChanges
 from kvgraft.requests.slots import StateSlots
 from kvgraft.sizes import expect_count
-from kvgraft.tree import pinning
 from kvgraft.tree.keys import TOKEN_BYTES, token_rows
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
+from kvgraft_scheduling.lookahead import NO_EVICT_FIRST, evict_first_schedule, slides_from
+from kvgraft_scheduling.rows import Rows
+
+__all__ = ["Batch", "Stepper", "stepper_of"]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
-
-NO_EVICT_FIRST = EvictFirstSchedule(NO_PAGE, NO_PAGE, NO_PAGE)
-"""Where every page is needed."""
 
 NO_ROWS: frozenset[int] = frozenset()
 
@@ -48,32 +48,6 @@ MOST_TOKENS = 2**31 - 1
 
 PADDING = -1
 """The slot of a token that a component keeps nothing of."""
-
-
-class Step(NamedTuple):
-    """The pass of the model to run next, as attention kernels take it.
-
-    Attributes:
-        requests: those that go on, in the order they were given in; the batch.
-        refused: those for which there was no room, each unchanged: retract one, or step it again
-            when others have ended.
-        rows: int64 `[n_requests]`, their rows of the page tables.
-        seq_lens: int32 `[n_requests]`, their tokens, those of the pass included.
-        slot_mapping: by paged component, int64 `[n_requests * n_tokens]`: where the pass writes
-            each new token, `slot * page_size + offset`; -1 where nothing of it is kept. Only of
-            components with one slot per page.
-        state_slots: by state component, int64 `[n_requests]`: the states that the pass writes.
-        changes: by paged component, the entries of its table that are others than after the step
-            before.
-    """
-
-    requests: list[Request]
-    refused: list[Request]
-    rows: torch.Tensor
-    seq_lens: torch.Tensor
-    slot_mapping: dict[str, torch.Tensor]
-    state_slots: dict[str, torch.Tensor]
-    changes: dict[str, TableChanges]
 
 
 class Batch:
@@ -587,8 +561,8 @@ class Stepper:
         following = request.computed // self.tree.page_size + 1
         slides, evict_first = NO_PAGE, NO_EVICT_FIRST
         if self.matter:
-            slides = pinning.slides_from(self.tree, request.receipt, following)
-            evict_first = self.publisher.evict_first_schedule(request, following)
+            slides = slides_from(self.tree, request.receipt, following)
+            evict_first = evict_first_schedule(request, following, self.tree.page_size)
         return (
             request.computed,
             request.allocated,
@@ -627,6 +601,17 @@ class Stepper:
             if part.tracked is None and request.total > request.prompt:
                 page = -(-following // decode_pages) * decode_pages
         return page
+
+
+def stepper_of(cache: Any, make: Callable[..., Stepper]) -> Stepper:
+    """Steps of a cache's requests, in tables as large as its settings say.
+
+    `make` is the cache's `PartsFactory.make`.
+    """
+    config = cache.config
+    pinned = config.device.startswith("cuda") and config.payload
+    rows = Rows(cache.tree, config.max_requests, config.max_tokens, pinned=pinned)
+    return make(Stepper, cache.tree, rows, cache.publisher, cache.states, cache.evictor)
 
 
 def _counts(n_computed: object, n_requests: int) -> Ints:

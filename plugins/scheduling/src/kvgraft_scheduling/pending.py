@@ -11,27 +11,12 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from kvgraft.compiled import mypyc_attr
-from kvgraft.requests.request import ADMITTED, LEASED, Request
+from kvgraft.requests.request import ADMITTED, LEASED, Pending, Request
 from kvgraft.requests.resume_points import BRANCH, ResumePoints
 from kvgraft.tree.keys import common_prefix_pages
 from kvgraft.tree.tree import Tree
 
-
-class Pending(NamedTuple):
-    """A longer prefix to resume from, as soon as another request has computed and shared it.
-
-    Attributes:
-        tokens: its length.
-        computed: tokens of the other request that exist.
-        by: that request. It has been admitted.
-    """
-
-    tokens: int
-    computed: int
-    by: Request
-
-    def __str__(self) -> str:
-        return f"{self.tokens} tokens that another request computes, {self.computed} so far"
+__all__ = ["PendingPages"]
 
 
 class _Shared(NamedTuple):

@@ -10,6 +10,8 @@ from typing import Generic, TypeVar
 from kvgraft.errors import ConfigError
 from kvgraft.sizes import expect_count
 
+__all__ = ["WaitingPlace", "WaitingQueue"]
+
 T = TypeVar("T")
 
 _ARRIVALS = count()

@@ -1,0 +1,129 @@
+"""The slots of a request as kernels index them: its page tables, and its states."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import CLOSED, Request, no_request
+from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.inserting import Run
+from kvgraft.tree.tree import DEVICE
+from kvgraft.types import Tier
+
+from_buffer: Final[Any] = np.frombuffer
+INT32: Final[Any] = np.dtype(np.int32)
+
+NO_SLOT: Final = -1
+"""The number of a slot where there is none."""
+
+
+def _nothing(n_pages: int, component: TreeComponent) -> bytes:
+    """-1 for every slot of `n_pages` pages."""
+    return b"\xff" * (n_pages * component.slots_per_page * SLOT_BYTES)
+
+
+def _expect_pages(request: object, component: TreeComponent) -> Request:
+    """Refuse a component of states, no requests, and one that has ended: its slots are others'."""
+    if component.is_state:
+        raise ConfigError(
+            f"component {component.name!r} keeps states and has no page table; use state_slot"
+        )
+    if not isinstance(request, Request):
+        raise no_request(request)
+    if request.stage is CLOSED:
+        raise LeaseError("request is closed and has no slots; read its table before it ends")
+    return request
+
+
+def state_slot(request: Request, component: TreeComponent) -> int:
+    """The slot of a state component that the model writes for an admitted request."""
+    part = request.state_component(component.index)
+    if part is None:
+        raise ConfigError(f"component {component.name!r} has no states; use table")
+    if part.live is None:
+        raise LeaseError(f"component {component.name!r}: no state yet; allocate first")
+    return state_number(part.live)
+
+
+def slot_table(
+    given: object, component: TreeComponent, tier: Tier, start: int = 0
+) -> npt.NDArray[np.int32]:
+    """The slots that a request holds on one tier, page by page from `start` on; -1 for none.
+
+    It holds what it has pinned and what is its own. Of a bounded reach the tree may have data
+    before that; others may take those slots at any time, and they are not in the table.
+
+    Raises:
+        LeaseError: the request has ended, or is none.
+        ConfigError: a component of states.
+    """
+    #   start ─── above ───────── anchor ──────────── allocated
+    #        -1 ... │ pinned cells   │ its own runs, -1 between them
+    #               │ own runs where it reads its own pages, though the tree has some (`beside`)
+    request = _expect_pages(given, component)
+    on_device = tier is DEVICE
+    index = component.index
+    runs = request.components[index].runs
+    parts: list[bytes] = []
+    node = request.receipt.anchor
+    page = above = node.end
+    first = min(start, above)
+    for low, high in reversed(request.receipt.segments[index]):
+        if above <= first:
+            break
+        while node.end > high:
+            node = node.parent  # type: ignore[assignment]
+        if node.end < above:
+            parts.append(_nothing(above - node.end, component))
+        low = max(low, first)  # noqa: PLW2901
+        while node.end > low:
+            cell = node.cells[index]
+            slots = cell.device if on_device else cell.host
+            parts.append(slots if slots is not None else _nothing(node.end - node.start, component))
+            node = node.parent  # type: ignore[assignment]
+        above = node.end
+    if above > first:
+        parts.append(_nothing(above - first, component))
+        above = first
+    parts.reverse()
+    beside: list[Run] = []
+    for run in runs:
+        slots = run.device if on_device else run.host
+        if slots is None:
+            continue
+        if run.first < page:
+            # Published of wider components only, or another request's: it reads its own.
+            beside.append(run)
+            continue
+        if run.first > page:
+            parts.append(_nothing(run.first - page, component))
+        parts.append(slots)
+        page = run.end
+    if page < request.allocated:
+        parts.append(_nothing(request.allocated - page, component))
+    joined = b"".join(parts)
+    # From page `above` on; a node or a run may begin before `start`.
+    left_out = (start - above) * component.slots_per_page
+    if not beside:
+        return from_buffer(joined, INT32, -1, left_out * SLOT_BYTES)  # type: ignore[no-any-return]
+    table = np.frombuffer(bytearray(joined), dtype=np.int32)
+    for run in beside:
+        slots = run.device if on_device else run.host
+        assert slots is not None
+        place = (run.first - above) * component.slots_per_page
+        skipped = max(0, -place)
+        own = np.frombuffer(slots, dtype=np.int32)[skipped:]
+        table[place + skipped : place + skipped + len(own)] = own
+    table.flags.writeable = False
+    return table[left_out:]
+
+
+def state_number(slot: bytes | None) -> int:
+    """The number of a state's slot; -1 for none."""
+    return NO_SLOT if slot is None else int.from_bytes(slot, sys.byteorder)
