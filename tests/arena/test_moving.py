@@ -12,9 +12,9 @@ import torch
 
 from kvgraft import Cache, ConfigError, TokenKey
 from kvgraft.admission.decision import Outcome
-from kvgraft.assembly import planned_nbytes
 from kvgraft.config import GuardMode
 from kvgraft.types import Tier
+from kvgraft_arena.sizing import planned_nbytes
 from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..admission.crowd import Crowd

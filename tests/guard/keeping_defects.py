@@ -16,7 +16,7 @@ from kvgraft.tree.component import Candidates, TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
-from kvgraft_retention import pins
+from kvgraft_retention import clearing, pins
 from kvgraft_retention.lifetimes import Lifetimes, Retention, Retentions
 from kvgraft_retention.pins import Pins
 
@@ -52,7 +52,7 @@ def clearing_that_keeps_data_nobody_holds(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     scene.settle()
-    put.setattr(eviction, "_drop", _nothing)
+    put.setattr(clearing, "_drop", _nothing)
     scene.cache.clear()
 
 
@@ -194,7 +194,7 @@ def a_drain_that_leaves_cleared_data_that_nobody_holds(put: Patch) -> None:
     request = scene.begin(LONGER)
     scene.cache.clear()
     scene.cache.abort(request)
-    put.setattr(eviction.Sweeper, "finish", lambda self: None)
+    put.setattr(clearing.Sweeper, "finish", lambda self: None)
     scene.cache.drain()
 
 

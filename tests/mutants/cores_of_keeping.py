@@ -8,11 +8,12 @@ from typing import Any
 from kvgraft.cache import Cache
 from kvgraft.requests.leases import Leases
 from kvgraft.requests.request import Request
-from kvgraft.tree import eviction, pinning
-from kvgraft.tree.eviction import Sweeper
+from kvgraft.tree import pinning
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft_observe.events import Recorder
+from kvgraft_retention import clearing
+from kvgraft_retention.clearing import Sweeper
 from kvgraft_retention.pins import Pin, Pins
 
 from .cores import Patch, mutant
@@ -49,7 +50,7 @@ def clearing_takes_held_data(patch: Patch) -> None:
                 tree.drop_host(node, component, "cleared")
         tree.prune(node)
 
-    patch.setattr(eviction, "_drop", drop)
+    patch.setattr(clearing, "_drop", drop)
 
 
 @mutant("everything", "T3")

@@ -20,7 +20,10 @@ Environments = Callable[..., Environment]
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
-REPLAY = ("kvgraft-cli", "kvgraft-storage", "kvgraft-scheduling", "kvgraft-replay")
+REPLAY = (
+    *("kvgraft-cli", "kvgraft-storage", "kvgraft-scheduling", "kvgraft-arena"),
+    "kvgraft-replay",
+)
 PARTS = (
     "cli",
     "testing",
@@ -144,7 +147,7 @@ def test_a_part_that_is_not_installed_is_named_with_the_way_to_get_it(
             "./plugins/guard",
         ),
         ("tenants={'a': {'namespaces': ['a']}}", "tenants", "./plugins/retention"),
-        ("device_memory='50MB'", "memory", "./plugins/arena"),
+        ("device_memory='50MB'", "sizes", "./plugins/arena"),
         (
             "host_tokens=4096, storage={'model': 'm', 'weights': '1'}",
             "storage",
@@ -172,7 +175,7 @@ NO_TIER = (
 )
 NO_REPLAY = (
     f"kvgraft: command 'replay' is not installed; {ADVICE}/storage ./plugins/observe "
-    "./plugins/retention ./plugins/scheduling ./plugins/guard ./plugins/replay\n"
+    "./plugins/retention ./plugins/scheduling ./plugins/guard ./plugins/arena ./plugins/replay\n"
 )
 NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/file\n"
 

@@ -8,9 +8,9 @@ import pytest
 
 from kvgraft import Cache, TokenKey, Trailing
 from kvgraft.config import parse_config
-from kvgraft.pools.split import PoolShape, split_tokens
 from kvgraft.reach import Reach
 from kvgraft.terms import Everything, StateAt
+from kvgraft_arena.split import PoolShape, split_tokens
 
 from ..serving import life
 

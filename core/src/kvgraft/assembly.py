@@ -16,7 +16,7 @@ import torch
 
 from kvgraft.config import CacheConfig, GuardMode, WritePolicy
 from kvgraft.devices import SIMULATED, DeviceRuntime, torch_device
-from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.errors import ConfigError
 from kvgraft.optional import load_part
 from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, load_policy, select
@@ -26,7 +26,6 @@ from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.plan import AvailableMemory, PoolPlan, available_nbytes
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request
-from kvgraft.sizes import format_nbytes
 from kvgraft.transfers import (
     CpuTransferEngine,
     Journal,
@@ -41,7 +40,6 @@ from kvgraft.types import Kind, Tier
 
 if TYPE_CHECKING:
     from kvgraft.parts import Arenas, Recorder, StorageTier
-    from kvgraft.pools.split import PoolShape
 
 Made = TypeVar("Made")
 Given = ParamSpec("Given")
@@ -186,13 +184,6 @@ class PartsFactory:
         return None
 
 
-MOST_PAGES = 2**31
-"""Slots are numbered with int32."""
-
-FAR_PAGES = 2**20
-"""A pool that is as large for so many pages as for the fewest has a size of its own."""
-
-
 def parts_of(config: CacheConfig) -> PartsFactory:
     """The parts that the settings ask for: as they are, or the guard's.
 
@@ -225,148 +216,23 @@ def mount_all(
             memory there is.
         PluginError: one that cannot be used.
     """
-    _check_device(config)
+    check_device(config)
     parts = parts or PartsFactory(config)
-    plan = PoolPlan(available, config.payload, parts.runtime, _budgets(config))
-    mounted = _build(config, _chosen(config, plugins), plan, parts)
+    plan = PoolPlan(available, config.payload, parts.runtime, shared_budgets(config))
+    mounted = build_components(config, chosen_packages(config, plugins), plan, parts)
     plan.settle()
     return [mounted[shape.name] for shape in ordered([each.shape for each in mounted.values()])]
 
 
-def size_pools(
-    config: CacheConfig, plugins: Sequence[Plugin] = (), points: float = 1.0
-) -> CacheConfig:
-    """The settings with `device_tokens` and `host_tokens` for pools that are sized in bytes.
-
-    They are the largest numbers of whole pages with which all components' pools of that tier
-    together stay within the bytes, where components of bounded reach get what `pools.split` says:
-    the same options, in theirs. No memory is taken to find them.
-
-    Args:
-        config: the settings.
-        plugins: packages used instead of installed ones of the same name.
-        points: keep that many times the resume points that the rule does.
-
-    Raises:
-        ConfigError: bytes that are too few for the smallest pools.
-        PluginError: a component that cannot be used.
-    """
+def size_pools(config: CacheConfig, plugins: Sequence[Plugin] = ()) -> CacheConfig:
+    """The settings with `device_tokens` and `host_tokens` for pools that are sized in bytes."""
     if config.device_bytes is None and config.host_bytes is None:
         return config
-    _check_device(config)
-    chosen = _chosen(config, plugins)
-    for tier, limit in ((Tier.DEVICE, config.device_bytes), (Tier.HOST, config.host_bytes)):
-        if limit == 0 and tier is Tier.HOST:
-            config = config.model_copy(update={"host_tokens": 0})
-        elif limit is not None:
-            config = _largest(config, chosen, tier, limit, points)
-    return config
+    sized: CacheConfig = load_part("sizes")(config, plugins)
+    return sized
 
 
-def planned_nbytes(config: CacheConfig, plugins: Sequence[Plugin] = ()) -> dict[Tier, int]:
-    """Bytes that the pools of DEVICE and HOST will take; no memory is taken to find them.
-
-    Raises:
-        PluginError: a component that cannot be used.
-    """
-    plan = PoolPlan(payload=False)
-    _build(config, _chosen(config, plugins), plan, PartsFactory(config))
-    return {tier: plan.nbytes(tier) for tier in (Tier.DEVICE, Tier.HOST)}
-
-
-def _largest(
-    config: CacheConfig, chosen: Mapping[str, Plugin], tier: Tier, limit: int, points: float
-) -> CacheConfig:
-    """The settings with the most tokens whose pools of one tier stay within `limit` bytes."""
-    from kvgraft.pools.split import split_tokens
-
-    refused: KvgraftError | None = None
-    budget = getattr(config, f"{tier.value}_memory") is not None
-    setting = f"{tier.value}_memory" if budget else f"{tier.value}_bytes"
-    option = f"{tier.value}_tokens"
-    shapes: dict[str, PoolShape] = {}
-
-    def sized(n_pages: int) -> CacheConfig:
-        tokens = {option: n_pages * config.page_size}
-        if tier is Tier.DEVICE and config.host_bytes is not None:
-            tokens["host_tokens"] = n_pages * config.page_size
-        split = split_tokens([*shapes.values()], tokens[option], config.page_size, points)
-        components = {**config.components}
-        for name, own in zip(shapes, split):
-            if own < tokens[option]:
-                components[name] = {**components[name], option: own}
-        return config.model_copy(update={**tokens, "components": components})
-
-    def built(n_pages: int) -> tuple[dict[str, Mounted], int] | None:
-        nonlocal refused
-        plan = PoolPlan(payload=False)
-        try:
-            mounted = _build(sized(n_pages), chosen, plan, PartsFactory(config))
-        except KvgraftError as error:
-            refused = error
-            return None
-        return mounted, plan.nbytes(tier)
-
-    # A component may refuse few pages, and a pool has at most 2**31 slots.
-    n_pages, fewest = 1, built(1)
-    while fewest is None and n_pages < MOST_PAGES:
-        n_pages *= 2
-        fewest = built(n_pages)
-    if fewest is None:
-        assert refused is not None
-        raise refused
-    if fewest[1] > limit:
-        raise ConfigError(
-            f"setting {setting}: {format_nbytes(limit)} are less than the smallest pools "
-            f"take, {format_nbytes(fewest[1])}; give more"
-        )
-    many = built(max(2 * n_pages, FAR_PAGES))
-    if many is not None and many[1] == fewest[1]:
-        if _budgets(config).get(tier):
-            return sized(n_pages)
-        raise ConfigError(
-            f"setting {tier.value}_bytes: every component has a pool size of its own, so nothing "
-            "follows it; leave one of them out"
-        )
-    if many is not None:
-        for name, each in many[0].items():
-            small, large = (_slots(found[0][name], tier) for found in (fewest, many))
-            if small < large and option in chosen[name].declaration.options.model_fields:
-                shapes[name] = _pool_shape(each, tier, config.page_size)
-    low, high = n_pages, MOST_PAGES
-    while high - low > 1:
-        # In growing steps first: most sizes are far from the largest there can be.
-        middle = min(2 * low, (low + high) // 2)
-        found = built(middle)
-        low, high = (low, middle) if found is None or found[1] > limit else (middle, high)
-    if high == MOST_PAGES:
-        raise ConfigError(
-            f"setting {setting}: {format_nbytes(limit)} are more than {MOST_PAGES} pages take, the "
-            "most that a pool can have; give less, or larger pages"
-        )
-    return sized(low)
-
-
-def _slots(each: Mounted, tier: Tier) -> int:
-    """Slots of a component's pool on a tier."""
-    host = each.component.host
-    return each.component.device.capacity if tier is Tier.DEVICE else host.capacity if host else 0
-
-
-def _pool_shape(each: Mounted, tier: Tier, page_size: int) -> PoolShape:
-    from kvgraft.pools.split import PoolShape
-
-    component = each.component
-    host = component.host
-    nbytes = (
-        component.device.slot_nbytes if tier is Tier.DEVICE else host.slab_nbytes if host else 0
-    )
-    if each.shape.reach.is_state:
-        return PoolShape(each.shape.reach, nbytes)
-    return PoolShape(each.shape.reach, nbytes * component.slots_per_page / page_size)
-
-
-def _chosen(config: CacheConfig, plugins: Sequence[Plugin]) -> dict[str, Plugin]:
+def chosen_packages(config: CacheConfig, plugins: Sequence[Plugin]) -> dict[str, Plugin]:
     """The package of every component, under the component's name."""
     packages = {name: _package(name) for name in config.components}
     available = {plugin.name: plugin for plugin in plugins}
@@ -375,7 +241,7 @@ def _chosen(config: CacheConfig, plugins: Sequence[Plugin]) -> dict[str, Plugin]
     return {name: replace(available[package], name=name) for name, package in packages.items()}
 
 
-def _build(
+def build_components(
     config: CacheConfig, chosen: Mapping[str, Plugin], plan: PoolPlan, parts: PartsFactory
 ) -> dict[str, Mounted]:
     """Every component over pools that are part of the plan."""
@@ -395,7 +261,7 @@ def _build(
     return mounted
 
 
-def _budgets(config: CacheConfig) -> dict[Tier, int]:
+def shared_budgets(config: CacheConfig) -> dict[Tier, int]:
     """Bytes of the tiers whose pools share one budget; a store reads HOST where it is."""
     budgets = {Tier.DEVICE: config.device_memory or 0}
     if config.storage is None:
@@ -413,7 +279,7 @@ def _package(name: str) -> str:
     return package
 
 
-def _check_device(config: CacheConfig) -> None:
+def check_device(config: CacheConfig) -> None:
     """Refuse a device unknown to torch or missing here, or storage without payload."""
     expect_device(config.device)
     if not config.payload and config.storage is not None:

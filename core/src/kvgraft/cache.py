@@ -46,8 +46,7 @@ from kvgraft.sizes import expect_count
 from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, TokenStats
 from kvgraft.transfers import Fence, TransferEngine
 from kvgraft.transfers.engine import expect_fence
-from kvgraft.tree.eviction import held_slots
-from kvgraft.tree.keys import TokenKey, Tokens, expect_namespace
+from kvgraft.tree.keys import TokenKey, Tokens
 from kvgraft.types import Direction, Namespaces, Tier
 
 if TYPE_CHECKING:
@@ -440,7 +439,7 @@ class Cache(Serving):
         ended = self.journal.drain(self.config.transfer_timeout_s)
         if self.storage:
             ended = self.storage.drain(self.config.transfer_timeout_s) and ended
-        self.evictor.sweeper.finish()
+        self.evictor.finish_sweep()
         if self.tracers is not None:
             self.tracers.notify("polled")
         return ended
@@ -569,38 +568,12 @@ class Cache(Serving):
             namespace: clear this one alone. None is the namespace of keys without any.
 
         Raises:
-            ConfigError: a namespace that no key can have.
+            ConfigError: a namespace that no key can have, or `kvgraft-retention` is not installed.
             LeaseError: the cache is closed.
         """
         self.expect_open()
-        tree = self.tree
-        if namespace is Namespaces.ALL:
-            namespaces = list(tree.roots)
-        else:
-            expect_namespace(namespace)
-            namespaces = [namespace] if namespace in tree.roots else []
-        if self.storage:
-            self.storage.cleared(None if namespace is Namespaces.ALL else namespaces)
-        pools = [(component, component.device, component.host) for component in tree.components]
-        was = [(device.free, 0 if host is None else host.free) for _, device, host in pools]
-        roots = tree.detach_roots(namespaces)
-        gone = set(roots)
-        n_pins = self.pins.cleared(set(namespaces)) if self.pins else 0
-        kept, complete = self.evictor.sweeper.begin(roots)
-        held = held_slots(tree, kept)
-        freed = list(zip(pools, was))
-        return ClearStats(
-            len(roots),
-            {each.name: device.free - before for (each, device, _), (before, _) in freed},
-            {
-                each.name: 0 if host is None else host.free - before
-                for (each, _, host), (_, before) in freed
-            },
-            *held,
-            sum(each.root in gone for each in self.requests.values()),
-            n_pins,
-            complete,
-        )
+        found: ClearStats = load_part("clear")(self, namespace)
+        return found
 
     def stats(self) -> CacheStats:
         """Everything counted since the cache was opened, and who owns its slots now.

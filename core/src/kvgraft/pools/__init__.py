@@ -8,7 +8,6 @@ component     the object a component package builds for one cache, and copies be
 device, host  a pool on a device, and its mirror in host memory
 planes        one tensor's share of a slot
 plan          memory that pools take, and memory that is available
-split         bytes among the pools, by need
 
 Importing this package imports no torch; names that need it load it on first use.
 """

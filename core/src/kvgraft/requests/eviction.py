@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError
+from kvgraft.optional import load_part
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.component import Cause, TreeComponent
-from kvgraft.tree.eviction import Sweeper, Victim
+from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
@@ -31,7 +32,6 @@ class Evictor:
         timeout_s: longest wait for a copy; then data is dropped instead (E4).
 
     Attributes:
-        sweeper: frees cleared data, which goes before all other.
         failed_demotions: victims whose copies could not be begun, and that were dropped.
     """
 
@@ -41,7 +41,19 @@ class Evictor:
         self.timeout_s = timeout_s
         self.write_back = policy is WritePolicy.WRITE_BACK and bool(tree.mirrored)
         self.failed_demotions = 0
-        self.sweeper = Sweeper(tree)
+        self._sweeper: Any = None
+
+    @property
+    def sweeper(self) -> Any:
+        """Frees cleared data, which goes before all other (`kvgraft_retention.clearing`)."""
+        if self._sweeper is None:
+            self._sweeper = load_part("sweeper")(self.tree)
+        return self._sweeper
+
+    def finish_sweep(self) -> None:
+        """Free all cleared data that nobody holds."""
+        if self._sweeper is not None:
+            self._sweeper.finish()
 
     def ensure_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
         """Free DEVICE slots of one component until `n_slots` are free; whether they are.
@@ -58,8 +70,8 @@ class Evictor:
         ledger = component.device if tenant is None else component.devices[tenant]
         if n_slots <= ledger.room:
             return True
-        if self.sweeper.is_behind:
-            self.sweeper.ensure_free(ledger, n_slots)
+        if self._sweeper is not None and self._sweeper.is_behind:
+            self._sweeper.ensure_free(ledger, n_slots)
         return self.evict_device(component, n_slots, tenant)
 
     def evict_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
@@ -118,8 +130,8 @@ class Evictor:
         assert ledger is not None
         if n_slots <= ledger.room:
             return True
-        if self.sweeper.is_behind:
-            self.sweeper.ensure_free(ledger, n_slots)
+        if self._sweeper is not None and self._sweeper.is_behind:
+            self._sweeper.ensure_free(ledger, n_slots)
         return self.evict_host(component, n_slots, tenant)
 
     def evict_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:

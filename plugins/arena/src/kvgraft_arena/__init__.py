@@ -7,6 +7,8 @@ balance     decides where the boundary moves
 shadows     what pools would have been hit for with more bytes
 sums        names of prefixes
 tiers       the arenas of a cache
+sizing      pools whose size is given in bytes
+split       bytes among the pools, by need
 reserved    memory that stays where it is while pools take and give back parts of it
 """
 

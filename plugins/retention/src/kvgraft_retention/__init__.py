@@ -3,6 +3,7 @@
 tenants     their shares of every pool, and whose data goes for whose request
 pins        prefixes that stay until they are unpinned, within a share of every pool
 lifetimes   priorities and times to live
+clearing    namespaces whose data is forgotten
 stats       counts of tenants and pins
 """
 

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvgraft.assembly import mount_all, size_pools
+from kvgraft.assembly import mount_all
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.sizes import format_nbytes, is_nbytes
 from kvgraft.types import Tier
+from kvgraft_arena.sizing import size_pools
 from kvgraft_replay.planning.schema import ReachUse
 
 __all__ = [

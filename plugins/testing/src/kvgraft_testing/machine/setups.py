@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from kvgraft.assembly import parts_of, planned_nbytes
+from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
 from kvgraft.config import (
     CacheConfig,
@@ -20,6 +20,7 @@ from kvgraft.devices import SIMULATED
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Tier
+from kvgraft_arena.sizing import planned_nbytes
 from kvgraft_testing.machine.accelerators import PromptedAcceleratorEngine
 from kvgraft_testing.machine.components import (
     REFERENCE_OPTIONS,

@@ -21,6 +21,8 @@ from typing import NamedTuple
 
 from kvgraft.reach import Reach
 
+__all__ = ["PoolShape", "split_tokens"]
+
 POINT_TOKENS = 2048
 """Tokens of the base for which one resume point is kept, at least."""
 
