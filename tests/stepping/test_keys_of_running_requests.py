@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from copy import copy
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -58,6 +60,26 @@ def test_a_key_is_of_one_running_request() -> None:
             assert found.anchor_tokens == 28
             cache.abort(found)
         cache.begin(key)
+
+
+def test_a_key_keeps_no_cache_whose_requests_never_ended() -> None:
+    """An engine keeps a conversation's key longer than a cache that it dropped."""
+    key = TokenKey(range(9))
+    dropped = []
+    for _ in range(2):
+        cache = opened()
+        running(cache, key)
+        dropped.append(ref(cache.tree.root))
+        cache.close()
+        del cache
+        gc.collect()
+        key.truncate(8)
+        key.extend([8])
+    assert [each() for each in dropped] == [None, None]
+    assert len(key.runners) == 1  # the last one's mark: the next request takes it away
+    with opened() as cache:
+        cache.finish(running(cache, key))
+        assert not key.runners
 
 
 def test_of_two_leases_with_one_key_one_is_admitted() -> None:

@@ -593,8 +593,8 @@ class Cache(Serving):
                 hits.recomputed,
             ),
             RequestStats(
-                leased=max(0, len(self.requests) - self.n_running),
-                running=self.n_running,
+                leased=max(0, len(self.requests) - len(self.running)),
+                running=len(self.running),
                 admitted=hits.admitted,
                 checkpoints=publisher.checkpoints,
                 declined_checkpoints=publisher.declined_checkpoints,

@@ -63,7 +63,7 @@ class Serving:
 
     Attributes:
         mark: known to the cache and its requests, and to no other's.
-        n_running: requests that are admitted.
+        running: requests that are admitted, by the `id` of their key.
         tier: the storage tier; None without one.
         tracers: are notified of every step; None if there are none.
         recorder: makes events; None while nobody reads any.
@@ -92,7 +92,7 @@ class Serving:
             for each in mounted
         ]
         self.requests: dict[int, Request] = {}
-        self.n_running = 0
+        self.running: dict[int, Request] = {}
         self.mark: Any = ref(self)
         self.closed = False
         self.tracers: Tracers | None = None
@@ -235,8 +235,7 @@ class Serving:
                 self.recorder.hit(request, loaded)
             self.budget.open(request)
             request.stage = ADMITTED
-            self.n_running += 1
-            request.key.runners += (request,)
+            self._run(request)
             gave = []
         elif decision.outcome is DEFERRED and decision.pending is None:
             if self.arenas is not None:
@@ -491,10 +490,10 @@ class Serving:
 
     def _expect_free(self, key: TokenKey, call: str) -> None:
         """Refuse a key that another request runs with: each would append its tokens (T11)."""
-        for each in key.runners:
-            if each.cache_mark is self.mark:
-                said = "runs with this key, and a key is of one running request; give a copy"
-                raise LeaseError(f"{call}: {each!r} {said}, copy.copy(key), or call fork")
+        other = self.running.get(id(key))
+        if other is not None:
+            said = "runs with this key, and a key is of one running request; give a copy"
+            raise LeaseError(f"{call}: {other!r} {said}, copy.copy(key), or call fork")
 
     def _retain(self, request: Request) -> None:
         """Give the retention that is asked for to all that the request uses from now on."""
@@ -502,11 +501,24 @@ class Serving:
             self.retentions = load_part("lifetimes")(self.tree, self.clock)
         self.retentions.used(request)
 
+    def key_was_cut(self, key: TokenKey, end: int) -> None:
+        """The request that runs with the key goes on if it loses rejected drafts alone."""
+        request = self.running[id(key)]
+        if end >= max(request.prompt, request.computed):
+            request.key_edits += request.key_edits == key.edits - 1
+            request.was_cut(end)
+
+    def _run(self, request: Request) -> None:
+        """Take the request's key from others; it keeps no cache, and forgets those dropped."""
+        key = request.key
+        self.running[id(key)] = request
+        key.runners = (*[each for each in key.runners if each() is not None], self.mark)
+
     def _runs_no_more(self, request: Request) -> None:
         """Free the request's key for others."""
         if request.stage is ADMITTED:
-            self.n_running -= 1
-            request.key.runners = tuple([one for one in request.key.runners if one is not request])
+            del self.running[id(request.key)]
+            request.key.runners = tuple([o for o in request.key.runners if o is not self.mark])
 
     def _defer(self, request: Request) -> Decision | None:
         """Defer a request for the pages that another computes, once less often; None for none."""
@@ -535,8 +547,8 @@ class Serving:
     def _waits_for(self) -> Waiting:
         """The holders of slots beside a deferred request; O(transfers that are overdue)."""
         return Waiting(
-            self.n_running,
-            len(self.requests) - self.n_running - 1,
+            len(self.running),
+            len(self.requests) - len(self.running) - 1,
             self.journal.n_in_flight,
             self.tier.n_in_flight if self.tier is not None else 0,
             self.arenas.n_pending if self.arenas is not None else 0,

@@ -268,6 +268,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("TRACE", "--component", "swa=1024"),
         "component 'swa=1024': a name and its options have ':' between them; write swa:window=1024",
     ),
+    "a component's option twice": (
+        ("TRACE", "--component", "swa:window=64,window=128"),
+        "component 'swa:window=64,window=128': option 'window' is given twice; keep one\n",
+    ),
+    "an option of no component": (
+        ("TRACE", "--component", "=128"),
+        "component '=128': a name and its options have ':' between them; write NAME:OPTION=128\n",
+    ),
     "an option twice": (
         ("TRACE", "--component", "full", "--host-tokens", "4k", "--host-tokens", "8k"),
         "--host-tokens is given 2 times; give it once\n",

@@ -67,6 +67,10 @@ def test_the_scanner_reads_new_documents_by_the_clock_until_the_last_request() -
             ["a", "a:limit=1"],
             "--tenant 'a:limit=1': namespace 'a' is given twice; give one --tenant",
         ),
+        (
+            ["a:limit=1,limit=2"],
+            "--tenant 'a:limit=1,limit=2': option 'limit' is given twice; keep one",
+        ),
         ([":limit=1"], "--tenant ':limit=1': has no namespace; name one"),
         (
             ["a:half"],

@@ -295,7 +295,7 @@ class TokenKey:
         self.counted = -1
         """Tokens that a request had when it was retracted or restarted, to go on later; else -1."""
         self.runners: tuple[Any, ...] = ()
-        """Requests that run with the key, one in a cache."""
+        """Weak references of the caches that have a running request of the key."""
         self.extend(tokens)
 
     def extend(self, tokens: Tokens) -> None:
@@ -385,10 +385,10 @@ class TokenKey:
             return
         self.data = self.data[: n_tokens * TOKEN_BYTES]
         self.edits += 1
-        for request in self.runners:  # rejected drafts are no loss
-            if n_tokens >= max(request.prompt, request.computed):
-                request.key_edits += request.key_edits == self.edits - 1
-                request.was_cut(n_tokens)
+        for mark in self.runners:
+            cache = mark()
+            if cache is not None:
+                cache.key_was_cut(self, n_tokens)
         self.trail = self.trail_root = self.hashed = None
         del self.sums[n_tokens // PIECE_TOKENS :]
 

@@ -83,14 +83,24 @@ class Commands(click.Group):
         """As click does, which would take the last of an option's values and drop the others."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
-            with click.Context(command, ctx, name, **command.context_settings) as own:
-                _refuse_repeated(own, rest)
+            _refuse_repeated(command, ctx, name, rest)
         return name, command, rest
 
 
-def _refuse_repeated(ctx: click.Context, arguments: list[str]) -> None:
-    """Refuse an option of one value that is given twice."""
-    _, _, order = ctx.command.make_parser(ctx).parse_args(list(arguments))
+def _refuse_repeated(
+    command: click.Command, parent: click.Context, name: str | None, arguments: list[str]
+) -> None:
+    """Refuse an option of one value that is given twice, to a command or one of its own."""
+    with click.Context(command, parent, name, **command.context_settings) as ctx:
+        _, rest, order = command.make_parser(ctx).parse_args(list(arguments))
+        _expect_once(ctx, order)
+        if isinstance(command, click.Group) and rest:
+            own = command.get_command(ctx, rest[0])
+            if own is not None:
+                _refuse_repeated(own, ctx, rest[0], rest[1:])
+
+
+def _expect_once(ctx: click.Context, order: list[click.Parameter]) -> None:
     for option, n_times in Counter(order).items():
         if not isinstance(option, click.Option) or option.is_eager or n_times == 1:
             continue

@@ -11,6 +11,7 @@ from click.core import ParameterSource
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.packages.registry import load_policy
+from kvgraft_cli.components import parse_options
 from kvgraft_cli.sizes import ByteCount, TokenCount
 
 __all__ = [
@@ -148,7 +149,7 @@ def parse_tenants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Tenants such as `trace:guarantee=0.5`, each name once: the setting `tenants` of a cache.
 
     Raises:
-        ConfigError: one that is not of that form, or a name given twice.
+        ConfigError: one that is not of that form, or a name or an option given twice.
     """
     tenants: dict[str, dict[str, Any]] = {}
     for text in texts:
@@ -158,14 +159,6 @@ def parse_tenants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             raise ConfigError(
                 f"--tenant {text!r}: {twice if name else 'has no namespace; name one'}"
             )
-        rights: dict[str, Any] = {"namespaces": [name]}
-        for item in filter(None, rest.split(",")):
-            field, equals, value = item.partition("=")
-            if not equals:
-                raise ConfigError(
-                    f"--tenant {text!r}: {item!r} is not OPTION=VALUE; write for example "
-                    f"{name}:guarantee=0.5"
-                )
-            rights[field.strip()] = value.strip()
-        tenants[name] = rights
+        rights = parse_options(f"--tenant {text!r}", rest, f"{name}:guarantee=0.5")
+        tenants[name] = {"namespaces": [name], **rights}
     return tenants

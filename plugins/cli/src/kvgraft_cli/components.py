@@ -16,7 +16,7 @@ from kvgraft.packages.registry import Found, Plugin, discover, select
 from kvgraft.tree.component import ComponentShape
 from kvgraft_cli.console import OutputConsole
 
-__all__ = ["components", "default_shape", "describe", "parse_component"]
+__all__ = ["components", "default_shape", "describe", "parse_component", "parse_options"]
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "name": lambda row: str(row["name"]),
@@ -137,21 +137,46 @@ def default_shape(plugin: Plugin) -> ComponentShape:
 
 
 def _own_option(name: str) -> str:
-    """The first option that only this component has, such as `window`; else a word for one."""
+    """The component and the first option that only it has, as in `swa:window`; else words."""
     try:
         (plugin,) = select([name])
     except KvgraftError:
-        return "OPTION"
+        return "NAME:OPTION"
     options = plugin.declaration.options
     shared = getattr(options.__base__, "model_fields", {})
-    return next((each for each in options.model_fields if each not in shared), "OPTION")
+    return f"{name}:{next((o for o in options.model_fields if o not in shared), 'OPTION')}"
+
+
+def parse_options(subject: str, text: str, example: str) -> dict[str, str]:
+    """`window=4096,n_layers=2` as options.
+
+    Args:
+        subject: begins an error's line.
+        text: what is parsed.
+        example: what an error shows as well written.
+
+    Raises:
+        ConfigError: not of that form, or an option given twice.
+    """
+    options: dict[str, str] = {}
+    for item in filter(None, text.split(",")):
+        field, equals, value = item.partition("=")
+        field = field.strip()
+        if not equals or not field:
+            raise ConfigError(
+                f"{subject}: {item!r} is not OPTION=VALUE; write for example {example}"
+            )
+        if field in options:
+            raise ConfigError(f"{subject}: option {field!r} is given twice; keep one")
+        options[field] = value.strip()
+    return options
 
 
 def parse_component(text: str) -> tuple[str, dict[str, Any]]:
     """`NAME:window=4096,n_layers=2` as a name and options.
 
     Raises:
-        ConfigError: not of that form.
+        ConfigError: not of that form, or an option given twice.
     """
     name, _, rest = text.partition(":")
     first, comma, _ = name.partition(",")
@@ -164,17 +189,9 @@ def parse_component(text: str) -> tuple[str, dict[str, Any]]:
         named, _, value = name.partition("=")
         raise ConfigError(
             f"component {text!r}: a name and its options have ':' between them; write "
-            f"{named.strip()}:{_own_option(named.strip())}={value.strip()}"
+            f"{_own_option(named.strip())}={value.strip()}"
         )
-    options: dict[str, Any] = {}
-    for item in filter(None, rest.split(",")):
-        field, equals, value = item.partition("=")
-        if not equals or not field.strip():
-            raise ConfigError(
-                f"component {text!r}: {item!r} is not OPTION=VALUE; "
-                "write for example NAME:window=4096"
-            )
-        options[field.strip()] = value.strip()
+    options: dict[str, Any] = parse_options(f"component {text!r}", rest, "NAME:window=4096")
     if not name.strip():
         raise ConfigError(f"component {text!r} has no name; see `kvgraft components`")
     return name.strip(), options

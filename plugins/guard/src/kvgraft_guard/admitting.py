@@ -403,7 +403,7 @@ class Admitting:
                 f"a request that was restarted is {request.stage.value}, and "
                 f"{'counts' if started else 'does not count'} as one whose load-back began",
             )
-        if any(each is request for each in request.key.runners):
+        if self.watched.cache.running.get(id(request.key)) is request:
             raise ContractViolation(
                 "T11",
                 None,

@@ -43,6 +43,8 @@ def _options(texts: tuple[str, ...]) -> dict[str, Any]:
         field, equals, value = text.partition("=")
         if not equals or not field.strip():
             raise ConfigError(f"--option {text!r} is not NAME=VALUE, such as window=4096")
+        if field.strip() in options:
+            raise ConfigError(f"--option {field.strip()!r} is given twice; keep one")
         options[field.strip()] = value.strip()
     return options
 
