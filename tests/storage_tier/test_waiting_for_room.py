@@ -142,9 +142,8 @@ def test_pages_that_nobody_begins_with_are_kept_for_a_while_only() -> None:
     assert waiting.waits
     assert cache.evict("full", 1000, Tier.HOST) == 0
     clock.now += 2
-    until(lambda: waiting.ended, cache)
+    until(lambda: waiting.ended and all(each.ended for each in came), cache)
     assert cache.evict("full", 1000, Tier.HOST) >= 24
-    assert all(each.ended for each in came)
     cache.close()
 
 

@@ -393,13 +393,14 @@ class Catalog:
         Odd stamps are of writes under way, or of a process that ended in the middle of one.
         """
         now = self.hints.stamps()
-        for slot in np.flatnonzero((now != self.hints.seen) | (now & 1 == 1)).tolist():
+        odd = now & np.uint64(1) == 1  # numpy 1 takes no int beside uint64
+        for slot in np.flatnonzero((now != self.hints.seen) | odd).tolist():
             settled, places = True, list(self._by_slot.get(slot, ()))
             for place in places:
-                settled = self._reread(place, torn=bool(now[slot] & 1)) and settled
+                settled = self._reread(place, torn=bool(odd[slot])) and settled
             if settled:
                 self.hints.seen[slot] = now[slot]
-                if now[slot] & 1 and places:  # else only others know where that is
+                if odd[slot] and places:  # else only others know where that is
                     self.hints.end(slot)
 
     def _reread(self, place: Entry, *, torn: bool) -> bool:
