@@ -2,6 +2,8 @@
 
 `Busy(seed).run(moves)`: every option of a cache is drawn, pools are small, and requests of all
 stages move on in any order. Data is stamped and read (`Server`), a reader of events keeps a mirror.
+`Busy(seed, strain)` puts one part of the cache under strain: its settings are such that the part is
+there, and its calls are made more often.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 from threading import Event
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvgraft import Cache, Chunk, Leading, Reach, TokenKey, Trailing
 from kvgraft.config import StorageSettings, parse_config
@@ -30,7 +32,7 @@ from ..serving.engines import PromptEngine
 from ..serving.server import Server
 from ..storage_tier.shelf import AT_ONCE, Shelf, step_by_step, until
 
-__all__ = ["Busy", "drawn"]
+__all__ = ["STRAINS", "Busy", "drawn"]
 
 SHAPE: dict[str, Any] = {"n_layers": 1, "n_kv_heads": 1, "head_dim": 2}
 SHARING: dict[str, dict[str, Any]] = {
@@ -63,6 +65,58 @@ SETS: tuple[tuple[str, ...], ...] = (
     ("full", "swa", "odd"),
 )
 """Components of drawn caches; `odd` is one of the unusual ones of the suite's mutants."""
+TOGETHER = tuple(
+    names
+    for names in SETS
+    if len(names) > 1 and all(name.partition("@")[0] in SHARING for name in names)
+)
+"""Those that can share a budget."""
+WITH_STATES = tuple(names for names in SETS if {"mamba", "ssm"} & {*names})
+
+
+class Strain(NamedTuple):
+    """A part of the cache that is busier than the others.
+
+    Attributes:
+        weights: how many times as often some calls are made.
+        write_policies: those of its caches; none for any.
+        settings: what else each has: `memory` of one budget, a `host`, a `store`, `states`.
+        size: pools are so many times as large as others.
+    """
+
+    weights: dict[str, float]
+    write_policies: tuple[str, ...] = ()
+    settings: frozenset[str] = frozenset()
+    size: int = 2
+
+
+STRAINS = {
+    "budgets": Strain(
+        {"move_memory": 5, "checkpoint": 2, "evict": 0.5, "ask": 1.5},
+        settings=frozenset({"memory"}),
+    ),
+    "loads": Strain(
+        {"swap_out": 4, "transfer": 2, "arrive": 2, "ask": 1.5, "go_on": 0.5, "lose_copies": 8},
+        write_policies=("write-through", "write-back"),
+        settings=frozenset({"host"}),
+    ),
+    "write-back": Strain(
+        {"transfer": 3, "ask": 1.5, "swap_out": 0, "evict": 0.3, "lose_copies": 0, "rush": 2},
+        write_policies=("write-back",),
+        settings=frozenset({"host"}),
+        size=1,
+    ),
+    "stores": Strain(
+        {"prefetch": 8, "swap_out": 2, "arrive": 1.5, "lose": 2},
+        write_policies=("write-through", "write-back"),
+        settings=frozenset({"host", "store"}),
+    ),
+    "decoding": Strain(
+        {"decode_on": 8, "overtake": 30, "go_on": 1.5, "end": 0.5, "step_all": 2},
+        settings=frozenset({"states"}),
+    ),
+}
+"""By name; all of them are played."""
 
 
 def third_party(name: str, random: Random) -> Plugin:
@@ -83,18 +137,21 @@ def third_party(name: str, random: Random) -> Plugin:
     return load_plugin(name, made)
 
 
-def options_of(name: str, random: Random, page: int) -> dict[str, Any]:
-    """A component's options, drawn."""
+def options_of(name: str, random: Random, page: int, factor: int) -> dict[str, Any]:
+    """A component's options, drawn; pools are `factor` times as large as they may be at least."""
     kind = name.partition("@")[0]
     if kind == "full":
         return SHAPE
     if kind == "swa":
         window = random.choice([1, 3, 5, page, 2 * page, 3 * page + 1])
-        pages = -(-window // page) + random.randint(5, 16)
+        pages = -(-window // page) + factor * random.randint(5, 16)
         return {**SHAPE, "window": window, "device_tokens": pages * page}
     if kind == "mamba":
         interval = random.choice([None, page, 3 * page])
-        sizes = {"states": random.randint(3, 9), "host_states": random.choice([4, 9])}
+        sizes = {
+            "states": factor * random.randint(3, 9),
+            "host_states": factor * random.choice([4, 9]),
+        }
         return {**sizes, "checkpoint_interval_tokens": interval}
     if kind == "hisparse":
         return {"n_layers": 1, "hot_tokens": 4 * page, "max_running": random.randint(2, 5)}
@@ -109,9 +166,12 @@ def cost_model(random: Random) -> dict[str, float]:
     return {"bandwidth_bytes_s": bandwidth, "latency_s": latency_s, "prefill_tokens_s": 5e3}
 
 
-def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
+def drawn(random: Random, strain: Strain | None = None) -> tuple[dict[str, Any], list[Plugin]]:
     """Settings of a cache, as text would give them, and packages that are not installed."""
-    names = random.choice(SETS)
+    has = frozenset[str]() if strain is None else strain.settings
+    factor = 1 if strain is None else strain.size
+    sets = TOGETHER if "memory" in has else WITH_STATES if "states" in has else SETS
+    names = random.choice(sets)
     page = random.choice([1, 2, 3, 4, 8, 16])
     own = [name for name in names if name in ("sinks", "chunked", "quartered", "ssm", "odd")]
     plugins = [third_party(name, random) for name in own]
@@ -119,10 +179,12 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
         page = 16  # some have pages of multiples
     hosted = "hisparse" in names or "odd" in names
     host = random.choice([0, 8, 20, 40]) if not hosted else random.randint(16, 48)
+    if "host" in has:
+        host = random.choice([8, 12, 20, 40, 80])
     settings: dict[str, Any] = {
-        "components": {name: {**options_of(name, random, page)} for name in names},
+        "components": {name: {**options_of(name, random, page, factor)} for name in names},
         "page_size": page,
-        "device_tokens": random.randint(12, 40) * page,
+        "device_tokens": random.randint(12, 40) * page * factor,
         "host_tokens": host * page,
         "policy": random.choice(["lru", "density"]),
         "write_policy": random.choice(["write-through", "write-back", "write-through-selective"]),
@@ -135,14 +197,18 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
         "transfer_timeout_s": 1e-3,
         "guard": "on",
     }
-    if random.random() < 0.3:
+    if strain is not None and strain.write_policies:
+        settings["write_policy"] = random.choice(strain.write_policies)
+    if random.random() < 0.3 and "memory" not in has:
         settings["tenants"] = {
             "first": {"namespaces": ["a"], "guarantee": 0.34, "limit": random.choice([0.7, 1.0])},
             "second": {"namespaces": ["b"], "guarantee": random.choice([0, 0.34]), "weight": 2.0},
         }
-    elif all(name.partition("@")[0] in SHARING for name in names) and random.random() < 0.6:
-        _share_memory(settings, random)
-    if settings["host_tokens"] and random.random() < 0.3:
+    elif "memory" in has or (
+        all(name.partition("@")[0] in SHARING for name in names) and random.random() < 0.6
+    ):
+        _share_memory(settings, random, factor)
+    if settings["host_tokens"] and ("store" in has or random.random() < 0.3):
         settings["storage"] = StorageSettings.model_validate(
             {
                 "model": "m",
@@ -155,7 +221,7 @@ def drawn(random: Random) -> tuple[dict[str, Any], list[Plugin]]:
     return settings, plugins
 
 
-def _share_memory(settings: dict[str, Any], random: Random) -> None:
+def _share_memory(settings: dict[str, Any], random: Random, factor: int) -> None:
     """One budget for all pools of a tier, or of both: boundaries between them move."""
     settings["page_size"] = 16
     for name, options in settings["components"].items():
@@ -164,11 +230,11 @@ def _share_memory(settings: dict[str, Any], random: Random) -> None:
         if "window" in options:
             options["window"] = random.choice([16, 33, 48])
     settings["device_tokens"] = None
-    settings["device_memory"] = random.randint(20, 56) * SLOT_NBYTES
+    settings["device_memory"] = random.randint(20, 56) * factor * SLOT_NBYTES
     if settings["host_tokens"]:
-        settings["host_tokens"] = 40 * 16
+        settings["host_tokens"] = 40 * 16 * factor
         if random.random() < 0.5:
-            settings["host_memory"] = random.randint(20, 56) * SLOT_NBYTES
+            settings["host_memory"] = random.randint(20, 56) * factor * SLOT_NBYTES
 
 
 class _Shelf(Shelf):
@@ -213,6 +279,11 @@ class Clock:
 class Busy:
     """One cache and its engine.
 
+    Args:
+        seed: of all that is drawn.
+        strain: the part of the cache that is busier than others, of `STRAINS`; empty for none.
+        changed: settings that are not drawn.
+
     Attributes:
         cache: the cache.
         settings, plugins: its settings, and packages that are not installed.
@@ -223,10 +294,11 @@ class Busy:
         log: the calls so far.
     """
 
-    def __init__(self, seed: int | str, **changed: Any) -> None:
-        self.random = random = Random(seed)
+    def __init__(self, seed: int | str, strain: str = "", **changed: Any) -> None:
+        self.random = random = Random(f"{strain} {seed}" if strain else seed)
+        self.strain = STRAINS.get(strain)
         self.engine, self.clock = PromptEngine(), Clock()
-        self.named = random.random() < 0.3
+        self.named = random.random() < (0.3 if self.strain is None else 0.6)
         self.cache = self._opened(changed)
         self.page = self.cache.config.page_size
         self.shelf = _Shelf(synchronous=True)
@@ -234,6 +306,9 @@ class Busy:
             self.cache.storage.pace = AT_ONCE if random.random() < 0.5 else step_by_step()
             self.cache.storage.attach(self.shelf)
         self.server = Server(self.cache)
+        self.reserves = [0, 0, 1, 2 * self.page, 5 * self.page]
+        if self.strain is not None and "states" in self.strain.settings:
+            self.reserves = [2 * self.page, 5 * self.page, 9 * self.page]
         self.leased: list[Request] = []
         self.running: list[Request] = []
         self.keys: list[TokenKey] = []
@@ -248,11 +323,12 @@ class Busy:
         self.stepped: dict[int, int] = {}
         self.drafted: set[int] = set()
         self.late: list[Event] = []
+        self.events: list[Event] = []
 
     def _opened(self, changed: dict[str, Any]) -> Cache:
         """A cache of drawn settings; those that are refused are drawn again."""
         while True:
-            settings, self.plugins = drawn(self.random)
+            settings, self.plugins = drawn(self.random, self.strain)
             self.settings = {**settings, **changed}
             try:
                 config = parse_config(self.settings)
@@ -271,6 +347,15 @@ class Busy:
             (self.move_memory, 3), (self.drain, 0.5), (self.detach, 0.3), (self.lose, 0.5),
             (self.decode_on, 2),
         ]  # fmt: skip
+        if self.strain is not None:
+            more = self.strain.weights
+            choices += [
+                (self.serve, 8),
+                (self.overtake, 0.2),
+                (self.lose_copies, 0.2),
+                (self.rush, 0.2),
+            ]
+            choices = [(call, n * more.get(call.__name__, 1)) for call, n in choices]
         calls, weights = zip(*choices)
         for call in self.random.choices(calls, weights, k=moves):
             self.log.append(call.__name__)
@@ -279,22 +364,25 @@ class Busy:
 
     # -- keys
 
-    def tokens(self) -> list[int]:
-        random = self.random
+    def key(self) -> TokenKey:
+        random, known = self.random, None
         now = [each.key for each in self.running]
         if now and random.random() < 0.25:
-            tokens = random.choice(now).tokens().tolist()
+            known = random.choice(now)
+            tokens = known.tokens().tolist()
         elif self.keys and random.random() < 0.7:
-            known = random.choice(self.keys[-6:]).tokens().tolist()
-            tokens = known[: random.randint(1, len(known))] if random.random() < 0.3 else known
+            known = random.choice(self.keys[-6:])
+            tokens = known.tokens().tolist()
+            if random.random() < 0.3:
+                tokens = tokens[: random.randint(1, len(tokens))]
         else:
             tokens = list(random.choice(self.systems))
         self.fresh += 1
         tail = random.randint(0, 3 * self.page)
-        return [*tokens, *range(self.fresh * 50, self.fresh * 50 + tail)][: 14 * self.page]
-
-    def key(self) -> TokenKey:
-        return TokenKey(self.tokens(), self.random.choice(NAMESPACES))
+        tokens = [*tokens, *range(self.fresh * 50, self.fresh * 50 + tail)][: 14 * self.page]
+        if self.strain is not None and known is not None and random.random() < 0.85:
+            return TokenKey(tokens, known.namespace)
+        return TokenKey(tokens, random.choice(NAMESPACES))
 
     # -- a request's life
 
@@ -315,12 +403,12 @@ class Busy:
             options["ttl_s"] = random.choice([0, 0.5, 3.0])
         if random.random() < 0.2:
             options["hint"] = random.choice(["continues", "turn-ended", "over"])
-        if random.random() < 0.2:
+        if random.random() < (0.2 if self.strain is None else 0.5):
             options["resume_at"] = random.randint(1, key.n_tokens)
         self.begun(
             self.cache.begin(
                 key,
-                reserve=random.choice([0, 0, 1, 2 * self.page, 5 * self.page]),
+                reserve=random.choice(self.reserves),
                 chunk=random.choice([None, self.page, 3 * self.page, 5]),
                 max_deferrals=random.choice([0, 0, 3]),
                 **options,
@@ -364,6 +452,8 @@ class Busy:
     def advance(self, request: Request) -> bool:
         """Compute the next tokens of a request; whether it had any, and room for them."""
         self.note(request)
+        if self.strain is not None and self.random.random() < 0.15:
+            self.move_memory()
         if request.computed < request.prompt:
             n_tokens = self.cache.next_chunk(request, self.random.choice([None, None, self.page]))
             more = min(self.page, request.prompt - request.computed - n_tokens)
@@ -428,6 +518,10 @@ class Busy:
         if not self.named or self.random.random() < 0.5:
             return None
         event = Event()
+        if self.strain is not None and self.events and self.random.random() < 0.4:
+            event = self.random.choice(self.events)  # the engine uses it for another point
+            event.clear()
+        self.events = [*self.events, event][-3:]
         self.late.append(event)
         if self.random.random() < 0.5:
             self.catch_up()
@@ -442,6 +536,8 @@ class Busy:
         """Several steps without other calls between them."""
         for _ in range(self.random.randint(2, 2 * self.page + 2)):
             self.step_all()
+            if self.strain is not None and self.random.random() < 0.15:
+                self.overtake()
 
     def step_all(self) -> None:
         decoding = [
@@ -635,7 +731,96 @@ class Busy:
         names = [each.name for each in self.cache.mounted]
         if self.cache.arenas is not None and len(names) > 1:
             giver, taker = self.random.sample(names, 2)
-            self.cache.move_memory(giver, taker)
+            most = 1 if self.strain is None else self.random.choice([1, 3, 12])
+            for _ in range(most):
+                if not self.cache.move_memory(giver, taker):
+                    break
+
+    def serve(self) -> None:
+        """A request goes on until it ends, or stays where it is in one of five cases."""
+        random = self.random
+        while len(self.leased) > 1:
+            self.cache.abort(self.leased.pop(0))
+        begun = len(self.leased)
+        self.arrive()
+        if len(self.leased) == begun or random.random() < 0.05:
+            return
+        request = self.leased[-1]
+        if not self.cache.admit(request).admitted:
+            if random.random() < 0.5:
+                self.leased.remove(request)
+                self.cache.abort(request)
+            return
+        self.leased.remove(request)
+        self.running.append(request)
+        self.cache.load_back(request)
+        if not request.ready and random.random() < 0.7:
+            self.engine.run_all()
+            self.cache.poll()
+        if not request.ready or request.load_failed:
+            return
+        while request.computed < request.total and random.random() < 0.97:
+            if not self.advance(request):
+                return
+        if request.computed >= request.prompt and random.random() < 0.9:
+            self.note(request)
+            self.running.remove(request)
+            self.cache.finish(request)
+            self.keys.append(request.key)
+
+    def overtake(self) -> None:
+        """A request arrives that parts from a running one inside of its prefix, and leaves."""
+        if not self.running:
+            return
+        random, request = self.random, self.random.choice(self.running)
+        anchor = request.receipt.anchor.end * self.page
+        n_tokens = random.randint(1, request.key.n_tokens)
+        if anchor and random.random() < 0.8:
+            n_tokens = max(1, anchor - random.randint(1, 4 * self.page))
+        tokens = request.key.tokens().tolist()[:n_tokens]
+        key = TokenKey([*tokens, *[7] * (self.page + 1)], request.namespace)
+        self.cache.abort(self.cache.begin(key))
+
+    def rush(self) -> None:
+        """All of a pool is to be free while copies that began a moment ago hold some of it."""
+        self.cache.poll()
+        component = self.random.choice(self.cache.tree.components)
+        self.cache.evict(component.name, component.device.capacity)
+
+    def lose_copies(self) -> None:
+        """Two requests want the same data from HOST, and the copy for the first one fails."""
+        while self.leased or self.running:
+            self.abort()
+        self.fresh += 1
+        tokens = list(range(self.fresh * 50, self.fresh * 50 + 4 * self.page))
+        first = self.cache.begin(TokenKey(tokens))
+        if not self.cache.admit(first).admitted:
+            return self.cache.abort(first)
+        while first.computed < first.prompt and self.advance(first):
+            pass
+        self.cache.finish(first)
+        self.swap_out()
+        tokens.append(7)
+        requests = []
+        for _ in range(2):
+            request = self.cache.begin(TokenKey(tokens))
+            self.begun(request)
+            if not self.cache.admit(request).admitted:
+                break
+            self.leased.remove(request)
+            self.running.append(request)
+            requests.append(request)
+            if len(requests) == 1:
+                self.cache.load_back(request)
+        while self.engine.pending and self.random.random() < 0.9:
+            if self.random.random() < 0.6:
+                self.engine.fail(0)
+            else:
+                self.engine.step(0)
+        self.cache.poll()
+        for request in requests[1:]:
+            self.cache.load_back(request)
+        return None
 
     def read_events(self) -> None:
         if self.stream is None:

@@ -72,7 +72,7 @@ def an_eviction_that_counts_as_clearing(put: Patch) -> None:
 
 @breaks("I6")
 def a_cleared_request_that_shares_its_data(put: Patch) -> None:
-    def share(self: Publisher, request: Request, fence: Any, page: int) -> int:
+    def share(self: Publisher, request: Request, page: int) -> int:
         return 8
 
     scene = Scene()

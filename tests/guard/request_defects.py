@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from threading import Event
 from typing import Any
 
 from kvgraft import (
@@ -561,3 +562,11 @@ def a_match_that_a_component_wanted_shorter(put: Patch) -> None:
     put.into(scene.cache.leases, _shorten=as_it_is)
     scene.begin(LONGER)
     scene.close()
+
+
+@breaks("B4")
+def a_copy_that_does_not_wait_for_the_point_named_with_its_data(put: Patch) -> None:
+    scene = Scene(plain=True, host_tokens=64)
+    request = scene.computed(PROMPT)
+    put.setattr(Journal, "set_fence", lambda self, fence: None)
+    scene.cache.checkpoint(request, Event())

@@ -37,7 +37,7 @@ from ..serving.own_parts import override
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
 from ..storage_tier.shelf import Shelf, settings, step_by_step, tier_of
-from .busy import Busy
+from .busy import STRAINS, Busy
 from .guarded import small
 from .scene import LONGER, PAGE, PROMPT, WINDOW, Scene, window_of
 from .storage_defects import stored
@@ -462,6 +462,19 @@ def test_a_state_whose_canonical_pages_are_promised_away_on_host_is_not_copied_a
 def test_legal_calls_in_any_order_on_caches_of_any_settings_raise_no_alarm(seeds: range) -> None:
     for seed in seeds:
         Busy(seed).run(120)
+
+
+@pytest.mark.parametrize("strain", STRAINS)
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(range(1), id="one"),
+        pytest.param(range(1, 60), id="many", marks=pytest.mark.long),
+    ],
+)
+def test_a_part_of_the_cache_under_strain_raises_no_alarm(seeds: range, strain: str) -> None:
+    for seed in seeds:
+        Busy(seed, strain).run(250)
 
 
 def test_a_match_whose_copy_makes_room_on_host_may_take_canonical_data_along() -> None:

@@ -3,13 +3,14 @@
 `sessions` is write-through with namespaces that look alike and users who lose interest; `stored`
 is write-back, with a store behind HOST and a choice between loading and computing; `windows` has no
 states, so that pages between resume points are left behind. `drawn` is many small caches of any
-settings, on which every legal call is made at any time.
+settings, on which every legal call is made at any time; `strained` the same with one part of each
+busier than the rest.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from random import Random
 from typing import Any
 
@@ -24,7 +25,7 @@ from kvgraft_replay.payload import Verify
 from kvgraft_replay.running import Job, Player
 from kvgraft_replay.workload import Addresses, TraceRequest, Workload, join_spans
 
-from ..guard.busy import Busy
+from ..guard.busy import STRAINS, Busy
 
 __all__ = ["REPLAYS", "play"]
 
@@ -39,6 +40,9 @@ AGAIN = 3
 
 DRAWN = 40
 """Caches of drawn settings."""
+
+STRAINED = 12
+"""Caches of every strain."""
 
 MOVES = 250
 """Calls on each of them."""
@@ -199,15 +203,23 @@ def _windows(guard: str) -> str:
 
 
 def _drawn(guard: str) -> str:
+    return _busy(guard, [(seed, "") for seed in range(DRAWN)])
+
+
+def _strained(guard: str) -> str:
+    return _busy(guard, [(seed, strain) for seed in range(STRAINED) for strain in STRAINS])
+
+
+def _busy(guard: str, caches: Iterable[tuple[int, str]]) -> str:
     """An error that is no violation ends one cache, and the next is opened."""
     noticed = ""
-    for seed in range(DRAWN):
+    for seed, strain in caches:
         try:
-            Busy(seed, guard=guard).run(MOVES)
+            Busy(seed, strain, guard=guard).run(MOVES)
         except ContractViolation:
             raise
         except Exception as error:  # noqa: BLE001 - the cache's defect, or what the engine notices
-            noticed = noticed or f"{type(error).__name__} of cache {seed}: {error}"
+            noticed = noticed or f"{type(error).__name__} of cache {strain} {seed}: {error}"
     return noticed
 
 
@@ -216,6 +228,7 @@ REPLAYS: dict[str, Callable[[str], str]] = {
     "stored": _stored,
     "windows": _windows,
     "drawn": _drawn,
+    "strained": _strained,
 }
 """By name; each is given the guard's mode and returns faults noticed by the replay itself."""
 

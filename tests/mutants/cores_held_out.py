@@ -16,12 +16,12 @@ from typing import Any, cast
 import pytest
 
 from kvgraft.admission.promises import Budget, _own_slots
+from kvgraft.cache import Cache
 from kvgraft.requests import slots
 from kvgraft.requests.backup import Backups, CleanReserve, _with_gaps_above
 from kvgraft.requests.components import Account, RequestState
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.leases import Leases, LoadBacks
-from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import StateSlots
 from kvgraft.serving import Serving
@@ -589,7 +589,7 @@ change(
     "a finished request's fence is dropped",
     TWO,
     "B4",
-    Publisher.finish,
+    Cache.finish,
     "self.journal.set_fence(fence)",
     "pass",
 )
@@ -605,7 +605,7 @@ change(
     "a checkpoint hands no fence on",
     TWO,
     "B4",
-    Publisher.checkpoint,
+    Serving.checkpoint,
     "self.journal.set_fence(fence)",
     "pass",
 )

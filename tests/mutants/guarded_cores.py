@@ -647,7 +647,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a row is not read anew after other calls": BadCore(
         ("T9", "K7", "N1", "L1", "I4"),
         "serving.py",
-        "            self.rows.touch(request.row)\n",
+        "            self.stepper.rows.touch(request.row)\n",
         "            pass\n",
     ),
     "pages computed again do not count as used": BadCore(
@@ -791,11 +791,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a request given up leaves its row to nobody": BadCore(
         ("T9", "H8"),
         "serving.py",
-        (
-            "        request.stage, request.waits = CLOSED, []\n"
-            "        self.rows.give_back(request)\n"
-        ),
-        "        request.stage, request.waits = CLOSED, []\n",
+        ("        request.stage, request.waits = CLOSED, []\n        if request.row >= 0:\n"),
+        "        request.stage, request.waits = CLOSED, []\n        if False:\n",
     ),
     "unpinning lets a node's pages go that another pin holds": BadCore(
         ("K6", "L1", "T6"),
@@ -922,6 +919,49 @@ GUARDED_CORES: dict[str, BadCore] = {
         "tree/tree.py",
         "            self.cleared[root] = self._namespaces[root.ident]\n",
         "            self.cleared.setdefault(root, None)\n",
+    ),
+    "slots move before their data exists": BadCore(
+        ("K7", "B4"),
+        "plugins/arena/src/kvgraft_arena/moving.py",
+        "        if tier is Tier.DEVICE and self._is_behind():",
+        "        if tier is Tier.HOST and self._is_behind():",
+    ),
+    "a captured state stays in a closed extent": BadCore(
+        ("K7", "T9"),
+        "plugins/arena/src/kvgraft_arena/moving.py",
+        "        for page, slots in part.captured.items()\n",
+        "        for page, slots in list(part.captured.items())[1:]\n",
+    ),
+    "a request loads though a load that it relied on failed": BadCore(
+        ("R5", "R2"),
+        "serving.py",
+        "        if request.load_failed or request.load_started:",
+        "        if request.load_started:",
+    ),
+    "a fence that was named before is forgotten": BadCore(
+        ("B4",),
+        "transfers/journal.py",
+        "            self.fence = self._fences.ahead",
+        "            self.fence = fence",
+    ),
+    "a fetch keeps its pins on the data that it counted on": BadCore(
+        ("L1", "T6"),
+        "plugins/storage/src/kvgraft_storage/tier/fetching.py",
+        "for receipt in (self._tip_held, self._counted_on, self.receipt):",
+        "for receipt in (self._tip_held, self.receipt):",
+    ),
+    "a state kept in a step keeps its first name": BadCore(
+        ("I7",),
+        "plugins/scheduling/src/kvgraft_scheduling/stepping.py",
+        "                part.tracked_page = page\n        for component",
+        "                part.tracked_page = part.tracked_page or page\n        for component",
+    ),
+    "the reserve is filled while a request that fits waits": BadCore(
+        ("A8", "E4"),
+        "requests/backup.py",
+        "        if waited_for and all(needed <= pool.headroom for pool, needed in waited_for):\n"
+        "            return\n",
+        "",
     ),
 }
 """By name, which says what is wrong."""

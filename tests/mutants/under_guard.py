@@ -28,7 +28,7 @@ CORE = ROOT / "core" / "src" / "kvgraft"
 PLUGINS = sorted(ROOT.glob("plugins/*/src"))
 GUARD = ROOT / "plugins" / "guard" / "src" / "kvgraft_guard"
 LONGEST_S = 240.0
-NAMES = ("drawn", "sessions", "stored", "windows")
+NAMES = ("drawn", "strained", "sessions", "stored", "windows")
 TABLE = ROOT / "docs" / "guard-mutants.md"
 
 HEAD = """# Bad cores under the guard

@@ -95,3 +95,25 @@ def test_beside_a_window_the_next_turn_resumes_at_the_last_page_of_the_answer() 
     """The window's pages before an earlier state would be gone."""
     cache = opened(components={"full": {}, "swa": {"window": 2 * PAGE}, "counted": {}})
     assert decoded(cache, 42)[1] == 60
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+def test_an_end_whose_state_has_lost_its_window_leaves_no_node_without_data(page_size: int) -> None:
+    """The last boundary lay inside a pass, so that the state kept is of the one before."""
+    with Cache.open(
+        {"swa": {"window": page_size, "device_tokens": 10 * page_size}, "mamba": {"states": 8}},
+        page_size=page_size,
+        device_tokens=64 * page_size,
+        decode_interval_tokens=0,
+    ) as cache:
+        request = cache.begin(TokenKey(range(page_size)), reserve=4 * page_size)
+        assert cache.admit(request).admitted
+        for n_tokens in (page_size, *[1] * (2 * page_size - 1), 2):
+            lacking = request.computed + n_tokens - request.key.n_tokens
+            request.key.extend([1] * max(0, lacking))
+            assert cache.allocate(request, n_tokens)
+            cache.computed(request, n_tokens)
+        (states,) = request.state_components
+        assert (request.computed, states.tracked_page) == (3 * page_size + 1, 2)
+        cache.finish(request)
+        cache.check_integrity()

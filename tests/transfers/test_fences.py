@@ -132,3 +132,23 @@ def test_a_newer_fence_covers_those_before_it() -> None:
     assert cache.drain()
     cache.abort(request)
     cache.close()
+
+
+@pytest.mark.parametrize("call", ["finish", "checkpoint"])
+def test_a_fence_named_by_a_request_of_a_cleared_namespace_covers_others_data(call: str) -> None:
+    cache = Cache.open(["full"], **SIZES)
+    other = computed(cache, PROMPT)
+    cleared = cache.begin(TokenKey(PROMPT, "gone"))
+    assert cache.admit(cleared).admitted
+    assert cache.allocate(cleared, 8)
+    cache.computed(cleared, 8)
+    cache.clear("gone")
+    produced = threading.Event()
+    getattr(cache, call)(cleared, produced)
+    assert cache.checkpoint(other)
+    (transfer,) = cache.journal.queues[Direction.BACKUP]
+    assert not transfer.ticket.wait(0.2)
+    produced.set()
+    assert cache.drain()
+    assert not transfer.failed
+    cache.close()

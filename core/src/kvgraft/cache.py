@@ -272,7 +272,8 @@ class Cache(Serving):
         self.accesses.finish(request, hint)
         if self.tree.lifetimes is not None or request.requested_retention is not None:
             self._retain(request)
-        n_pages = 0 if cleared else self.publisher.finish(request, fence, page)
+        self.journal.set_fence(fence)
+        n_pages = 0 if cleared else self.publisher.finish(request, page)
         self._end(request)
         if self.tracers is not None:
             self.tracers.notify("finished", request)

@@ -400,9 +400,10 @@ class Serving:
         if fence is not None:
             expect_fence(fence)
         request.expect_namespace()
+        self.journal.set_fence(fence)  # declined or not: it covers others' data, too (B4)
         if self.tree.cleared and request.root in self.tree.cleared:
             return False
-        return self.publisher.checkpoint(request, fence)
+        return self.publisher.checkpoint(request)
 
     def abort(self, request: Request | Any) -> None:
         """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""

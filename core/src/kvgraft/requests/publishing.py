@@ -165,14 +165,9 @@ class Publisher:
             if request.bounded_components and end != request.total:
                 self.leave_behind(request, page)
 
-    def checkpoint(self, request: Request, fence: Fence | None) -> bool:
-        """Share the request's data, and go on; False where that changes nothing (I5, I6).
-
-        The fence is noted all the same: data that it covers may be copied later.
-        """
+    def checkpoint(self, request: Request) -> bool:
+        """Share the request's data, and go on; False where that changes nothing (I5, I6)."""
         key = request.key
-        if fence is not None:
-            self.journal.set_fence(fence)
         if key.edits != request.key_edits or len(key.data) < request.computed * TOKEN_BYTES:
             self.ending_page(request)  # a key that is refused leaves due states as they are
         page = self.states.keep_due_states(request)
@@ -211,10 +206,8 @@ class Publisher:
                 )
         return page
 
-    def finish(self, request: Request, fence: Fence | None, page: int) -> int:
+    def finish(self, request: Request, page: int) -> int:
         """Leave the data up to `ending_page` to the tree; return the pages cached (I6, I7)."""
-        if fence is not None:
-            self.journal.set_fence(fence)
         backs_up = self.backups.enabled
         if self._has_new(request, page) or (request.published and backs_up):
             boundary = max(page, request.receipt.anchor.end)
@@ -335,6 +328,7 @@ class Publisher:
         """Offer private data up to boundary `page`; duplicates of tree data are freed (I1)."""
         inserted = self._offer(request, page)
         self._queue(inserted)
+        self.tree.prune(inserted.anchor)  # of a window that was left behind nothing came (T3)
         return inserted
 
     def _offer(self, request: Request, page: int) -> inserting.Inserted:

@@ -26,6 +26,8 @@ class Clearing:
     def clear(self, namespace: object = Namespaces.ALL) -> After:
         """No match leads to the data there was (M1); held data keeps its pins, others' is free."""
         self.watched.rooms.expect(self.watched.nothing, host_too=False)
+        pools = self.books.pools[: self.books.n_tree]
+        closing = [pool.ledger.allocator.closing for pool in pools]
         nodes = {
             id(node): node
             for name, root in self.tree.roots.items()
@@ -45,9 +47,9 @@ class Clearing:
             for node in reversed(self._unheld(left) if result.complete else []):
                 for component in self.tree.components:
                     self._check_held(node, component)
-            for at in range(self.books.n_tree):
-                pool = self.books.pools[at]
-                freed = now.counts[at][FREE] - was.counts[at][FREE]
+            for at, pool in enumerate(pools):
+                gone = closing[at] - pool.ledger.allocator.closing  # left the pool (K7)
+                freed = now.counts[at][FREE] - was.counts[at][FREE] - gone
                 said = result.device if pool.name == "device" else result.host
                 if said[pool.component] != freed:
                     raise ContractViolation(

@@ -344,9 +344,17 @@ class Matches:
         """Pinning the data found would have taken slots that are promised (A12)."""
         if anew or any(self._own):
             return
-        nodes = look(self.tree, request.key, expected.best).nodes
+        boundaries = [expected.best]
+        if self.cache.config.load is not None:
+            boundaries.append(expected.device)  # if computing the rest is faster (R8)
+        if not any(self._is_crowded(request, each) for each in boundaries):
+            self._raise_other(request, expected, 0)
+
+    def _is_crowded(self, request: Request, boundary: int) -> bool:
+        """Whether pins at a boundary take more slots of a pool than are not promised."""
+        nodes = look(self.tree, request.key, boundary).nodes
         for component in self.tree.components:
-            segment = needed(component, expected.best, self.tree.page_size)
+            segment = needed(component, boundary, self.tree.page_size)
             wanted = (
                 nodes[-1:]
                 if component.is_state
@@ -367,8 +375,8 @@ class Matches:
                     if slots is not None and not pins:
                         moved += component.n_slots(node)
                 if ledger is not None and moved > ledger.headroom:
-                    return
-        self._raise_other(request, expected, 0)
+                    return True
+        return False
 
     # -- explanations
 

@@ -1,13 +1,18 @@
-"""Checks of copies handed to the transfer engine and published (B1, B2, B3, L8, R2)."""
+"""Checks of copies handed to the transfer engine and published (B1, B2, B3, B4, L8, R2)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.transfers import Fence, Transfer
+from kvgraft.pools.component import PlaneCopy
+from kvgraft.transfers import Fence, Ticket, Transfer, TransferEngine
+from kvgraft.transfers.engine import fences_of
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import CLEAN, Node
 from kvgraft.tree.operations import Operation
@@ -28,6 +33,21 @@ BACKS_UP = {
 """Operations in which data that stays on DEVICE is copied to HOST."""
 
 
+class _SeenEngine:
+    """Hands copies on, and remembers the point that they are to wait for."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self._engine = engine
+        self.fence: Fence | None = None
+
+    def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
+        self.fence = fence
+        return self._engine.submit(copies, fence)
+
+    def close(self) -> None:
+        self._engine.close()
+
+
 class Moves:
     """Watches a cache's transfers.
 
@@ -46,6 +66,8 @@ class Moves:
         self.hooks = hooks
         self.is_looking = is_looking
         self._left: list[tuple[Node, TreeComponent, bool]] = []
+        self._points: tuple[Fence, ...] = ()
+        self._named: weakref.WeakSet[Fence] = weakref.WeakSet()
 
     def leaves(self, node: Node, component: TreeComponent) -> None:
         """A cell is to give up its DEVICE slots: note whether HOST has its data, or gets it."""
@@ -73,12 +95,18 @@ class Moves:
         self._left.clear()
         for hook in self.hooks:
             hook.moves_begin()
+        journal = self.watched.cache.journal
+        engine = journal.engine
+        journal.engine = seen = _SeenEngine(engine)
         try:
             transfer = submit(operation, direction, fence)
         except BaseException:
             for hook in self.hooks:
                 hook.moves_failed()
             raise
+        finally:
+            journal.engine = engine
+        self._check_fence(direction, fence, seen.fence)
         if self.is_looking():
             self.watched.contents.submitted(transfer)
         return transfer
@@ -117,6 +145,47 @@ class Moves:
                     component.name,
                     f"a load-back of {len(nodes)} nodes ended and {node!r} is not on DEVICE",
                 )
+
+    # -- points of the computation
+
+    @contextmanager
+    def naming(self, fence: object) -> Iterator[None]:
+        """An operation that is given a point of the computation: copies in it wait for that."""
+        if fence is None or not callable(getattr(fence, "wait", None)):
+            yield
+            return
+        self._name(cast("Fence", fence))
+        try:
+            yield
+        except Exception:
+            self._points = fences_of(self.watched.cache.journal.fence)  # it may be refused
+            raise
+
+    def _name(self, fence: Fence) -> None:
+        """A new point covers those before it, one that is named again need not."""
+        if any(each is fence for each in self._points):
+            return
+        try:
+            known = fence in self._named
+            self._named.add(fence)
+        except TypeError:
+            known = False
+        self._points = (*self._points, fence) if known else (fence,)
+
+    def _check_fence(self, direction: Direction, asked: Fence | None, given: Fence | None) -> None:
+        """The engine is to copy behind the computation of the data (B4)."""
+        wanted = fences_of(asked)
+        if direction is Direction.BACKUP and asked is None:
+            wanted = self._points
+        told = fences_of(given)
+        missing = [each for each in wanted if all(each is not point for point in told)]
+        if missing:
+            raise ContractViolation(
+                "B4",
+                None,
+                f"a {direction.value} waits for {len(told)} points of the computation, and not for "
+                f"{len(missing)} of the {len(wanted)} named ones that its data may need",
+            )
 
     def _check_pins(self, operation: Operation, direction: Direction) -> None:
         """It holds pins of its own, or the slots themselves (L8)."""

@@ -63,10 +63,12 @@ class GuardedOperations(_Operations):
         return given
 
     def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> None:
-        self.guard.look("computed", super().computed, request, _number(n_tokens), fence)
+        with self.guard.moves.naming(fence):
+            self.guard.look("computed", super().computed, request, _number(n_tokens), fence)
 
     def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
-        shared: bool = self.guard.look("checkpoint", super().checkpoint, request, fence)
+        with self.guard.moves.naming(fence):
+            shared: bool = self.guard.look("checkpoint", super().checkpoint, request, fence)
         return shared
 
     def finish(
@@ -76,7 +78,8 @@ class GuardedOperations(_Operations):
         hint: Hint | str | None = None,
         **others: Any,
     ) -> int:
-        cached: int = self.guard.look("finish", super().finish, request, fence, hint, **others)
+        with self.guard.moves.naming(fence):
+            cached: int = self.guard.look("finish", super().finish, request, fence, hint, **others)
         return cached
 
     def abort(self, request: Request) -> None:
@@ -102,9 +105,10 @@ class GuardedOperations(_Operations):
         n_computed: object = None,
         **others: Any,
     ) -> Step:
-        step: Step = self.guard.look_at_step(
-            super().step, requests, tokens, n_computed=n_computed, **others
-        )
+        with self.guard.moves.naming(others.get("fence")):
+            step: Step = self.guard.look_at_step(
+                super().step, requests, tokens, n_computed=n_computed, **others
+            )
         return step
 
     def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:

@@ -59,6 +59,7 @@ GUARDED: dict[str, str] = {
     "B1": "A backup begins below data that is on HOST or on its way, and is published there.",
     "B2": "A backup covers all components of its node, and all their slots and planes.",
     "B3": "Copies write the transfer's own rows, each once; rows arrive as they are; sources stay.",
+    "B4": "Copies to HOST wait for the points of the computation that were named before.",
     "B6": "Backups begin in the operations their policy names; shared data is on its way.",
     "B7": "Data that a node gained later is on its way to HOST.",
     "R1": "A load-back leaves out nothing that the request's reaches lack.",
