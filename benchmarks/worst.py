@@ -6,6 +6,9 @@ its next turn before any has the one after; at random the next turn is drawn amo
 ten turns begins anew. Times are CPU time, garbage collections included. Each tree is made in a
 fresh process; at its end everything is collected once.
 
+A turn's key is a new one: what is kept of a conversation are its tokens, in an array, so that the
+collector visits nothing of the benchmark's own.
+
 Requests are the same in every run, so a call costs the least that it took in any of them: the rest
 is the machine's. The table says which request had the worst call of each kind, and whether the
 collector ran in it.
@@ -35,6 +38,7 @@ POLICIES = ("lru", "density")
 PATTERNS = ("lockstep", "at random")
 PAGE, TURNS = 128, 10
 CALLS = ("begin", "admit", "allocate", "computed", "finish", "poll")
+EVICTING = 200_000
 SHARES = (0.5, 0.99, 0.999, 1.0)
 BARS_MS = {100_000: 0.5, 1_000_000: 2.0}
 COLLECTION_BAR_MS = 60
@@ -71,25 +75,24 @@ class Conversations:
         self.in_turn = setup.pattern == PATTERNS[0]
         self.random = random.Random(0)
         self.rng = np.random.default_rng(0)
-        self.keys: list[TokenKey | None] = [None] * self.n
-        self.turn = 0
+        self.tokens = np.zeros((self.n, TURNS * PAGE), np.int32)
+        self.turns = np.zeros(self.n, np.int64)
+        self.n_keys = 0
 
     def next(self) -> TokenKey:
-        number = self.turn % self.n if self.in_turn else self.random.randrange(self.n)
-        self.turn += 1
-        new = self.rng.integers(0, 100_000, PAGE, dtype=np.int32)
-        key = self.keys[number]
-        if key is None or key.n_tokens == TURNS * PAGE:
-            key = self.keys[number] = TokenKey(new)
-        else:
-            key.extend(new)
-        return key
+        number = self.n_keys % self.n if self.in_turn else self.random.randrange(self.n)
+        self.n_keys += 1
+        start = int(self.turns[number]) % TURNS * PAGE
+        self.turns[number] += 1
+        its = self.tokens[number, : start + PAGE]
+        its[start:] = self.rng.integers(0, 100_000, PAGE, dtype=np.int32)
+        return TokenKey(its)
 
 
 def measure(setup: Setup) -> Taken:
-    """Serve twice as many requests as the tree has nodes."""
+    """Serve as many requests as the tree has nodes, and then as many that evict, or `EVICTING`."""
     conversations = Conversations(setup)
-    n_requests = 2 * setup.n_nodes
+    n_requests = setup.n_nodes + min(setup.n_nodes, EVICTING)
     spent = np.zeros((len(CALLS), n_requests), np.int64)
     collected: dict[tuple[int, int], int] = {}
     times: list[int] = []

@@ -18,6 +18,8 @@ from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.tree.ledger import Ledger
 from kvgraft.types import Tier
 
+from ..counting import lines_run
+
 SAMPLED_SUM = 16
 """A checksum that is learnt from."""
 
@@ -37,6 +39,10 @@ def named(prefixes: Prefixes) -> set[int]:
     found = {each for part in prefixes._trails for each in part}
     assert len(found) == prefixes._n_prefixes
     return found
+
+
+def away(prefixes: Prefixes) -> set[int]:
+    return {each for part in prefixes._away for each in part}
 
 
 def test_a_prefix_is_away_from_its_last_end_to_its_next_use() -> None:
@@ -72,7 +78,23 @@ def test_samples_do_not_pile_up_while_nothing_is_given_out() -> None:
     for _ in range(300):
         prefixes.ended(use(prefixes, [SAMPLED_SUM], 5), [SAMPLED_SUM], 0, 5)
         prefixes.age(5)
-    assert sum(map(len, prefixes._ageing)) <= 67
+    assert sum(map(len, prefixes._ageing)) == 1
+
+
+def test_no_request_counts_all_samples_that_grew_older() -> None:
+    prefixes = Prefixes(64, 1 << 30)
+    for part in range(256):
+        sums = [part << 56 | SAMPLED_SUM * number for number in range(1, 9)]
+        prefixes.ended(use(prefixes, sums, 0), sums, 0, 0)
+    n_counted, n_calls, is_done = 2048, 0, False
+    while not is_done:
+        is_done = prefixes.age(4)
+        n_counted, before = sum(prefixes.reached[0]), n_counted
+        assert n_counted - before <= 512
+        n_calls += 1
+    assert n_calls >= 3 * 2048 // 512
+    assert prefixes.reached[0] == [2048] * 4 + [0] * 10
+    assert max(map(len, prefixes._away)) == 8
 
 
 def test_a_prefix_that_is_used_again_and_again_is_not_forgotten() -> None:
@@ -101,7 +123,7 @@ def test_a_use_that_is_forgotten_while_its_request_runs_leaves_nothing() -> None
         use(prefixes, [1001 + 4 * number, 1003 + 4 * number], 1)
     prefixes.ended(running, [1, 3, 5, SAMPLED_SUM], 0, 2)
     assert remembered(prefixes, [1, 3, 5, SAMPLED_SUM]) == (0, None)
-    assert not prefixes._away
+    assert not away(prefixes)
 
 
 def test_no_request_waits_for_the_whole_directory_to_be_made_larger() -> None:
@@ -146,7 +168,7 @@ def test_sequences_that_share_a_beginning_are_forgotten_whole() -> None:
         for _ in range(2):
             prefixes.ended(use(prefixes, sums, clock), sums, 0, clock)
     assert len(named(prefixes)) <= 64
-    assert set(prefixes._away) <= named(prefixes)
+    assert away(prefixes) <= named(prefixes)
     assert prefixes._n_sums == sum(1 + len(trail.sums) for _, trail in prefixes._uses)
 
 
@@ -280,6 +302,25 @@ def test_a_pool_whose_boundary_moved_is_as_large_as_it_was_when_scores_were_lear
     assert order.tau == 64 * 32
 
 
+@pytest.mark.plain_build
+def test_no_request_sorts_all_places_when_a_generation_begins() -> None:
+    """A place is listed when a candidate comes to it: nothing is sorted anew."""
+    clock = Clock()
+    order = DensityOrder(Ledger("full", Tier.DEVICE, SlotAllocator(64)), clock)
+    for number in range(1, 129):
+        for its_class in range(32):
+            order.push(number * 32 + its_class << CLASS_BITS | its_class, number)
+        clock.note((number + 1) * 32 << CLASS_BITS, number)
+        assert order.pop() is not None
+    uses = {number: [9999 - number - each for each in range(N_BINS)] for number in range(32)}
+    order.learn(Rates(sampled(dict.fromkeys(uses, [9999] * N_BINS), uses), ()))
+    assert order.pop() is not None
+    n_places = len(order._listed)
+    assert n_places > 32 * 6
+    clock.note(130 * 32 << CLASS_BITS, 129)
+    assert lines_run(order.pop) < 12 * n_places
+
+
 def sampled(reached: dict[int, list[int]], reused: dict[int, list[int]]) -> Prefixes:
     prefixes = Prefixes(64 * 16, 1 << 20)
     prefixes.reached, prefixes.reused = reached, reused
@@ -313,7 +354,7 @@ def test_a_small_directory_learns_from_more_of_its_prefixes() -> None:
     for prefixes in (few, many):
         for each in range(64):
             prefixes.ended(use(prefixes, [each], 0), [each], 0, 0)
-    assert (len(few._away), len(many._away)) == (64, 4)
+    assert (len(away(few)), len(away(many))) == (64, 4)
 
 
 def test_scores_stay_as_they_were_learnt_whenever_they_are_asked_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 
 import pytest
@@ -197,3 +198,37 @@ def test_a_holding_that_covers_part_of_a_tombstone_revives_that_part() -> None:
     assert end.cells[window.index].device == slots
     assert (end.start, end.end) == (4, 6)
     check_integrity(tree)
+
+
+# -- nodes with many children
+
+
+def test_no_request_waits_for_all_children_of_a_node_to_be_moved() -> None:
+    """A dictionary of n entries is copied at once when it grows, and the collector visits them."""
+    tree = open_tree("full")
+    root = tree.root(None)
+    for number in range(20_000):
+        tree.grow(number.to_bytes(tree.page_bytes, "little"), root, 0, 1)
+    assert len(list(root.each_child())) == 20_000
+    tables = root.children if isinstance(root.children, list) else [root.children]
+    assert max(len(table) for table in tables if isinstance(table, dict)) <= 256
+    assert not any(map(gc.is_tracked, tables))
+
+
+def test_many_children_are_found_cut_and_taken_out_as_few_are() -> None:
+    tree = open_tree("full", capacity=3000)
+    sequences = [[number, 1, 2, 3] for number in range(1000)]
+    for sequence in sequences:
+        insert(tree, sequence)
+    root = tree.root(None)
+    for number in range(0, 1000, 5):
+        insert(tree, [number, 1, 4, 5])  # cuts the node of the sequence
+    check_integrity(tree)
+    found = [matching.match(tree, TokenKey(each), 2).anchor for each in sequences]
+    assert found == [2] * 1000
+    assert eviction.evict_device(tree, tree.components[0], 2100) == 2100
+    check_integrity(tree)
+    assert tree.n_nodes == len(list(tree.nodes()))
+    eviction.evict_device(tree, tree.components[0], 3000)
+    assert root.children is None
+    assert not tree.n_nodes

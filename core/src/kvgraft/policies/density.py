@@ -66,8 +66,6 @@ WORTH: list[float] = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
 """The work that a reuse of data saves, by the level of its cost."""
 
 
-YOUNGEST_STAMP: Final = 1 << 62
-
 MOST_RISEN: Final = 16
 """Candidates passed over for one victim because their cost rose: those of many rise at once."""
 
@@ -86,13 +84,11 @@ class Clock:
     Attributes:
         unit: that width, in slots of that pool.
         now: the generation.
-        since: the last stamp before it.
     """
 
     def __init__(self) -> None:
         self.unit = 1
         self.now = 0
-        self.since = -LEFT_BEHIND
         self._stamps: list[int] = [-LEFT_BEHIND]
         self._generations: list[int] = [0]
 
@@ -102,7 +98,6 @@ class Clock:
         if now == self.now:
             return
         self.now = now
-        self.since = stamp
         self._stamps.append(stamp)
         self._generations.append(now)
         if len(self._stamps) > GENERATIONS_KEPT:
@@ -112,8 +107,6 @@ class Clock:
 
     def at(self, stamp: int) -> int:
         """The generation in which a use was made."""
-        if stamp > self.since:
-            return self.now
         return self._generations[max(0, bisect_left(self._stamps, stamp) - 1)]
 
     def before(self, generation: int) -> int:
@@ -137,6 +130,7 @@ class Density:
         self._learning: Rates | None = None
         """Rates that orders get once their scores are computed, a class with each request."""
         self._n_uses = 0
+        self._is_aged = True  # whether all prefixes that had grown older were counted
         self._n_tokens = 0  # of all prompts and outputs
         self._slots = self._slots_tokens = 1  # of the base component's largest pool
 
@@ -191,12 +185,12 @@ class Density:
         self._n_uses += 1
         if self._learning is not None:
             self._go_on_learning(self._learning)
-        if self._n_uses % AGE_EVERY:
-            return
-        self.prefixes.age(used)
+        is_turn = self._n_uses % AGE_EVERY == 0
+        if is_turn or not self._is_aged:
+            self._is_aged = self.prefixes.age(used)
         at_first = self._n_uses <= LEARN_EVERY
-        is_due = self._learning is None and (at_first or self._n_uses % LEARN_EVERY == 0)
-        if self.prefixes.reused and is_due:
+        is_due = is_turn and (at_first or self._n_uses % LEARN_EVERY == 0)
+        if is_due and self._learning is None and self.prefixes.reused:
             self._learning = Rates(self.prefixes, COARSER)
 
     def _go_on_learning(self, rates: Rates) -> None:
@@ -236,6 +230,14 @@ class Density:
         return ", ".join(words)
 
 
+def _edges(clock: Clock) -> list[int]:
+    """By bin of ages, the last stamp that is too old for it; behind them the greatest one of all.
+
+    The place before the first is the last: so those of bin `n` are above `[n]` and not `[n - 1]`.
+    """
+    return [*[clock.before(max(0, clock.now - oldest)) for oldest in OLDEST], LEFT_BEHIND]
+
+
 class DensityOrder:
     """The candidates of one pool by class, cost and age.
 
@@ -260,7 +262,6 @@ class DensityOrder:
         self._cost = cost
         self._entered = RecencyQueue()
         """Those whose cost was not asked for yet."""
-        self._n_entered = 0
         self._turn = (0, 0, 0)
         """Kind, chunk and place in it of the candidate whose cost is asked for again next."""
         self.tau = base.capacity
@@ -276,10 +277,9 @@ class DensityOrder:
         place stands above the kind. Some may have no candidates left."""
         self._listed: dict[int, float] = {}
         """The scores in the line by place."""
-        self._edges: list[int] = []
-        """By bin, the last stamp that is too old for it."""
-        self._generation = -1
-        """For which the line was made; below 0 where it must be made anew."""
+        self._edges = _edges(clock)
+        self._generation = clock.now
+        """Whose edges these are."""
         self._place = -1
         """The only place of the lowest score; below 0 where it is not known."""
 
@@ -289,13 +289,11 @@ class DensityOrder:
             self._put(stamp, node, 0)
             return
         self._entered.push(stamp, node)
-        self._n_entered += 1
         self._ask(MOST_ENTERED)
 
     def withdraw(self, stamp: int, node: Any) -> None:
         """Drop a candidate that was entered with that stamp."""
-        if self._n_entered and self._entered.drop(stamp, node):
-            self._n_entered -= 1
+        if self._entered.drop(stamp, node):
             return
         for kind in self._kinds[class_of(stamp)]:
             if self._queues[kind].drop(stamp, node):
@@ -322,7 +320,9 @@ class DensityOrder:
         """New rates of reuse by class."""
         self._rates = rates
         self.tau = self._base.capacity
-        self._generation = -1
+        self._place = -1
+        self._listed = {place: self._rank(place) for place in self._listed}
+        self._line = sorted(zip(self._listed.values(), self._listed))
 
     def score(self, stamp: int) -> float | None:
         """Expected reuses in a stay of `tau`; 0 until something is learnt.
@@ -335,7 +335,7 @@ class DensityOrder:
         return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        return self._n_entered + sum(map(len, self._queues.values()))
+        return len(self._entered) + sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in no order."""
@@ -348,10 +348,9 @@ class DensityOrder:
     def _ask(self, most: int) -> None:
         """Ask for the costs of all candidates but at most so many."""
         cost = self._cost
-        while self._n_entered > most and cost is not None:
+        while cost is not None and len(self._entered) > most:
             entry = self._entered.pop()
             assert entry is not None
-            self._n_entered -= 1
             self._put(entry[0], entry[1], level_of(cost(entry[1])))
 
     def _ask_again(self, cost: Callable[[Any], int]) -> None:
@@ -380,27 +379,21 @@ class DensityOrder:
             queue = self._queues[kind] = RecencyQueue()
             self._kinds.setdefault(class_of(stamp), []).append(kind)
         queue.push(stamp, node)
-        clock = self._clock
-        if self._generation != clock.now:
-            return
-        age = 0 if stamp > clock.since else clock.now - clock.at(stamp)
-        place = bin_of(age) << KIND_BITS | kind
-        if place not in self._listed:
-            score = self._listed[place] = self._rank(place)
-            insort(self._line, (score, place))
-            if score >= self._line[-1][0]:
-                self._place = -1
+        number = 0
+        while stamp <= self._edges[number]:
+            number += 1
+        place = number << KIND_BITS | kind
+        if place not in self._listed and self._list(place) >= self._line[-1][0]:
+            self._place = -1
 
     def _pop(self) -> tuple[int, Any, int] | None:
         """Take the candidate of the lowest score, as it is listed; with the level of its cost."""
         while True:
             if self._generation != self._clock.now:
-                self._sort()
-            place = self._place
+                self._grow_older()
+            place = self._place if self._place >= 0 else self._find_place()
             if place < 0:
-                place = self._find_place()
-                if place < 0:
-                    return None
+                return None
             queue, above, until = self._range(place)
             entry = queue.take_first(above, until)
             if entry is not None:
@@ -410,51 +403,53 @@ class DensityOrder:
     def _range(self, place: int) -> tuple[RecencyQueue, int, int]:
         """The queue of a place, and the stamps that its candidates are above and not above."""
         number = place >> KIND_BITS
-        until = self._edges[number - 1] if number else YOUNGEST_STAMP
-        return self._queues[place & KINDS - 1], self._edges[number], until
+        return self._queues[place & KINDS - 1], self._edges[number], self._edges[number - 1]
 
     def _find_place(self) -> int:
         """The place of the next victim; below 0 if there is none."""
-        line = self._line
-        while line:
-            score, place = line[-1]
+        line, listed = self._line, self._listed
+        first, found, n_equal = None, -1, 0
+        for at in range(len(line) - 1, -1, -1):
+            score, place = line[at]
+            if first is not None and score != listed[found]:
+                break
             queue, above, until = self._range(place)
-            first = queue.first(above, until)
-            if first is None:
-                line.pop()
-                del self._listed[place]
+            entry = queue.first(above, until)
+            if entry is None:
+                del line[at], listed[place]
                 continue
-            if len(line) == 1 or line[-2][0] != score:
-                self._place = place
-                return place
-            for other_score, other_place in line[-2::-1]:
-                if other_score != score:
-                    break
-                queue, above, until = self._range(other_place)
-                other = queue.first(above, until)
-                if other is not None and other < first:
-                    first, place = other, other_place
-            return place
-        return -1
+            n_equal += 1
+            if first is None or entry < first:
+                first, found = entry, place
+        self._place = found if n_equal == 1 else -1
+        return found
 
-    def _sort(self) -> None:
-        """Make the line anew."""
-        clock = self._clock
-        now = self._generation = clock.now
-        self._place = -1
-        self._edges = [clock.before(max(0, now - oldest)) for oldest in OLDEST]
-        listed = self._listed = {}
-        for kind in [kind for kind, queue in self._queues.items() if queue.entry(0, 0) is None]:
+    def _grow_older(self) -> None:
+        """A generation has begun: list the places that candidates have come to."""
+        clock, before = self._clock, self._edges
+        self._generation, self._place = clock.now, -1
+        edges = self._edges = _edges(clock)
+        gone = [kind for kind, queue in self._queues.items() if queue.entry(0, 0) is None]
+        for kind in gone:
             del self._queues[kind]
             self._kinds[class_of(kind)].remove(kind)
-        for kind, queue in self._queues.items():
-            first = queue.first(-LEFT_BEHIND, YOUNGEST_STAMP)
-            while first is not None:
-                number = bin_of(now - clock.at(first[0]))
-                place = number << KIND_BITS | kind
-                listed[place] = self._rank(place)
-                first = queue.first(self._edges[number - 1], YOUNGEST_STAMP) if number else None
-        self._line = sorted(zip(listed.values(), listed))
+        if gone:
+            self._line = [each for each in self._line if each[1] & KINDS - 1 in self._queues]
+            self._listed = {place: score for score, place in self._line}
+        for younger in list(self._listed):
+            youngest = before[younger >> KIND_BITS]  # all that were there are above it
+            place = younger + KINDS
+            while place >> KIND_BITS < N_BINS and edges[(place >> KIND_BITS) - 1] > youngest:
+                if place not in self._listed:
+                    queue, above, until = self._range(place)
+                    if queue.first(above, until) is not None:
+                        self._list(place)
+                place += KINDS
+
+    def _list(self, place: int) -> float:
+        score = self._listed[place] = self._rank(place)
+        insort(self._line, (score, place))
+        return score
 
     def _rank(self, place: int) -> float:
         """The score of a place, below 0, per unit of age, times what a reuse there saves."""

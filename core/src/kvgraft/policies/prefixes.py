@@ -7,7 +7,6 @@ policy learns how likely data of a class comes back at an age. The garbage colle
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from kvgraft.compiled import mypyc_attr
@@ -25,6 +24,9 @@ REMEMBERED_CAPACITIES: Final = 8
 
 PART_SHIFT: Final = 56
 """A checksum's bits above it number the part of the directory: a large dictionary grows slowly."""
+
+MOST_AGED: Final = 512
+"""Steps from a bin of age to the next one that are counted in one call."""
 
 N_BINS: Final = 14
 """Bins of age, each twice as wide as the one before; the last one is open."""
@@ -101,17 +103,17 @@ class _Sample:
 
     Attributes:
         its_class, clock: class and time of that use.
+        entered: its place among all samples.
         number: the bin of age that it was counted to reach.
-        is_away: whether it was not used again, nor forgotten.
     """
 
-    __slots__ = ("clock", "is_away", "its_class", "number")
+    __slots__ = ("clock", "entered", "its_class", "number")
 
-    def __init__(self, its_class: int, clock: int) -> None:
+    def __init__(self, its_class: int, clock: int, entered: int) -> None:
         self.its_class = its_class
         self.clock = clock
+        self.entered = entered
         self.number = 0
-        self.is_away = True
         untrack((self,))
 
 
@@ -142,16 +144,15 @@ class Prefixes:
         self._sampled = min(FEWEST_SAMPLED, (1 << share.bit_length() - 1) - 1)
         self._trails: list[dict[int, Trail]] = [{} for _ in range(1 << 64 - PART_SHIFT)]
         """The last use of each prefix, by part."""
-        self._n_prefixes = self._n_uses = 0
+        self._n_prefixes = self._n_uses = self._n_samples = 0
         self._uses = RecencyQueue()
         """All that are remembered, the one used least recently first."""
         self._n_sums = 0
         """Checksums in them."""
-        self._away: dict[int, _Sample] = {}
-        """Sampled prefixes that were not used since."""
-        self._ageing: list[deque[_Sample]] = [deque() for _ in range(N_BINS - 1)]
-        """Samples in the bin they have reached, but the last one; oldest first."""
-        untrack((*self._ageing,))
+        self._away: list[dict[int, _Sample]] = [{} for _ in self._trails]
+        """Sampled prefixes that were not used since, by part."""
+        self._ageing = [RecencyQueue() for _ in range(N_BINS - 1)]
+        """They in the bin they have reached, but the last one; oldest first."""
 
     def visit(self, sums: list[int]) -> Visit:
         """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
@@ -173,9 +174,15 @@ class Prefixes:
         trail.n_seen, trail.clock, trail.pace = visit.n_seen, clock, visit.pace
         n_reuses = self.n_reuses
         for each in trail.sampled:
-            sample = self._away.pop(each, None)
-            if sample is not None:
-                self._came_back(sample, clock)
+            sample = self._take(each)
+            if sample is None:
+                continue
+            self.n_reuses += 1
+            number = bin_of((clock - sample.clock) // self.unit)
+            self.reused.setdefault(sample.its_class, [0] * N_BINS)[number] += 1
+            row = self.reached[sample.its_class]
+            for passed in range(sample.number + 1, number + 1):
+                row[passed] += 1
         self.n_returns += self.n_reuses > n_reuses
         while self._n_prefixes > self.most or self._n_sums > 4 * self.most:
             self._forget_oldest()
@@ -192,31 +199,35 @@ class Prefixes:
         if len(its) == len(visit.sums) < len(sums) and its[-1:] == sums[: len(its)][-1:]:
             self._extend(trail, sums)  # nobody went on with it, nor forgot it, nor cut its key
         for each in trail.sampled:
-            sample = self._away.get(each)
+            sample = self._take(each)
             if sample is not None:  # it was never away
-                sample.is_away = False
                 row = self.reached[sample.its_class]
                 for number in range(sample.number + 1):
                     row[number] -= 1
-            sample = self._away[each] = _Sample(its_class, clock)
-            self._ageing[0].append(sample)
-            _row(self.reached, its_class)[0] += 1
-        untrack((self._away,))
+            self._n_samples += 1
+            sample = _Sample(its_class, clock, self._n_samples)
+            part = self._away[each >> PART_SHIFT]
+            part[each] = sample
+            untrack((part,))
+            self._ageing[0].push(sample.entered, sample)
+            self.reached.setdefault(its_class, [0] * N_BINS)[0] += 1
 
-    def age(self, clock: int) -> None:
-        """Count the bins that prefixes have reached while they were away."""
-        for number, ageing in enumerate(self._ageing):
-            until = clock - (self.unit << number)  # used before that: behind this bin
-            while ageing and ageing[0].clock <= until:
-                sample = ageing.popleft()
-                if sample.is_away:
-                    sample.number = number + 1
-                    self.reached[sample.its_class][number + 1] += 1
-                    if number + 1 < len(self._ageing):
-                        self._ageing[number + 1].append(sample)
-            if len(ageing) > 2 * len(self._away) + 64:
-                self._ageing[number] = deque([each for each in ageing if each.is_away])
-                untrack((self._ageing[number],))
+    def age(self, clock: int) -> bool:
+        """Count bins that prefixes have reached while they were away; whether that is all."""
+        left = MOST_AGED
+        for number, ageing in enumerate(self._ageing, 1):
+            until = clock - (self.unit << number - 1)  # used before that: behind the bin before
+            while (entry := ageing.entry(0, 0)) is not None and entry[1].clock <= until:
+                if not left:
+                    return False
+                left -= 1
+                ageing.pop()
+                sample: _Sample = entry[1]
+                sample.number = number
+                self.reached[sample.its_class][number] += 1
+                if number < len(self._ageing):
+                    self._ageing[number].push(sample.entered, sample)
+        return True
 
     # -- inside
 
@@ -254,22 +265,11 @@ class Prefixes:
             part = self._trails[each >> PART_SHIFT]
             if part.get(each, trail) is trail:  # no other's
                 self._n_prefixes -= part.pop(each, None) is not None
-                sample = self._away.pop(each, None)
-                if sample is not None:
-                    sample.is_away = False
+                self._take(each)
 
-    def _came_back(self, sample: _Sample, clock: int) -> None:
-        sample.is_away = False
-        self.n_reuses += 1
-        number = bin_of((clock - sample.clock) // self.unit)
-        _row(self.reused, sample.its_class)[number] += 1
-        row = self.reached[sample.its_class]
-        for passed in range(sample.number + 1, number + 1):
-            row[passed] += 1
-
-
-def _row(table: dict[int, list[int]], its_class: int) -> list[int]:
-    row = table.get(its_class)
-    if row is None:
-        row = table[its_class] = [0] * N_BINS
-    return row
+    def _take(self, prefix: int) -> _Sample | None:
+        """A sampled prefix is used or forgotten: its sample, if it has one, grows no older."""
+        sample = self._away[prefix >> PART_SHIFT].pop(prefix, None)
+        if sample is not None and sample.number < len(self._ageing):
+            self._ageing[sample.number].drop(sample.entered, sample)
+        return sample

@@ -85,10 +85,9 @@ class RecencyQueue:
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the oldest candidate; None if there is none."""
-        if not self._firsts:
-            return None
-        entry = self._firsts[0], self._nodes[0][0]
-        self._remove(0, 0)
+        entry = self.entry(0, 0)
+        if entry is not None:
+            self._remove(0, 0)
         return entry
 
     def withdraw(self, stamp: int, node: Any) -> None:
@@ -123,14 +122,9 @@ class RecencyQueue:
 
     def take_first(self, above: int, until: int) -> tuple[int, Any] | None:
         """Take `first`."""
-        chunk, at = self._place(above)
-        if chunk == len(self._firsts):
-            return None
-        stamp = self._stamps[chunk][at]
-        if stamp > until:
-            return None
-        entry = stamp, self._nodes[chunk][at]
-        self._remove(chunk, at)
+        entry = self.first(above, until)
+        if entry is not None:
+            self._remove(*self._place(above))
         return entry
 
     def entry(self, chunk: int, at: int) -> tuple[int, Any] | None:
@@ -156,12 +150,11 @@ class RecencyQueue:
 
     def _place(self, above: int) -> tuple[int, int]:
         """Chunk, and place in it, of the first entry with a stamp above one."""
-        firsts = self._firsts
-        chunk = bisect_right(firsts, above)
-        if not chunk:
+        if not self._firsts:
             return 0, 0
-        at = bisect_right(self._stamps[chunk - 1], above)
-        return (chunk - 1, at) if at < len(self._stamps[chunk - 1]) else (chunk, 0)
+        chunk = max(0, bisect_right(self._firsts, above) - 1)
+        at = bisect_right(self._stamps[chunk], above)
+        return (chunk, at) if at < len(self._stamps[chunk]) else (chunk + 1, 0)
 
     def _remove(self, chunk: int, at: int) -> None:
         stamps = self._stamps[chunk]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
@@ -25,6 +26,8 @@ LONGEST_LEAF_BYTES: Final = 4096 * TOKEN_BYTES
 
 FEW_RUNS: Final = 4
 """Runs that are looked through faster than searched."""
+
+first_page: Final = attrgetter("first")
 
 NO_STATES: dict[int, bytes] = {}
 """Of a component that keeps none."""
@@ -158,9 +161,7 @@ def insert(
     tree.tick()
     while page < end:
         offset = page * page_bytes
-        child = None
-        if node.children is not None:
-            child = node.child(bytes(data[offset : offset + page_bytes]))
+        child = node.child(bytes(data[offset : offset + page_bytes]))
         if child is None:
             if node is leaf:
                 _lengthen(tree, leaf, key, end, holdings)
@@ -172,7 +173,7 @@ def insert(
             if pages < child.end - child.start:
                 child = tree.split(child, page + pages)
         child = _split_at_coverage(tree, child, holdings)
-        if _merge(tree, child, holdings):
+        if sum([_adopt(tree, child, *offer) for offer in zip(tree.components, holdings)]):
             gained.append(child)
         node, page = child, child.end
     return Inserted(node, gained, _mark(node, start.end, points) if points else [])
@@ -196,10 +197,6 @@ def _between(runs: list[Run], start: int, end: int) -> list[Run]:
     """Those of `runs`, in order, that may have pages in `[start, end)`."""
     low = max(bisect_left(runs, start + 1, key=first_page) - 1, 0)
     return runs[low : bisect_left(runs, end, low, key=first_page)]
-
-
-def first_page(run: Run) -> int:
-    return run.first
 
 
 def _breakpoints(start: int, end: int, holdings: Iterable[Holding]) -> set[int]:
@@ -229,19 +226,16 @@ def _grow(
     """Append new nodes below `node` up to page `end`."""
     page_bytes = tree.page_bytes
     start = node.end
-    grown: list[Node] = []
-    points = _breakpoints(start, end, holdings)
-    for stop in [*sorted(points), end] if points else (end,):
+    for stop in sorted({*_breakpoints(start, end, holdings), end}):
         edge = bytes(memoryview(key.data)[start * page_bytes : stop * page_bytes])
         node = tree.grow(edge, node, start, stop)
         for component, holding in zip(tree.components, holdings):
             node.cells[component.index].stamp = tree.clock
             _adopt(tree, node, component, holding)
-        grown.append(node)
+        gained.append(node)
         start = stop
     if key.hashed is not None:
         _name(tree, node, key)
-    gained += grown
     return node
 
 
@@ -306,14 +300,6 @@ def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node
     ]
     points = _breakpoints(child.start, child.end, adopted)
     return tree.split(child, min(points)) if points else child
-
-
-def _merge(tree: Tree, child: Node, holdings: list[Holding]) -> bool:
-    """Offer the holdings to an existing node; whether it gained anything."""
-    gained = False
-    for component, holding in zip(tree.components, holdings):
-        gained = _adopt(tree, child, component, holding) or gained
-    return gained
 
 
 def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -> bool:

@@ -103,7 +103,7 @@ def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> tuple[Node, int]:
             if not data.startswith(edge[:page_bytes], offset):
                 break
         else:
-            found = children.get(bytes(data[offset : offset + page_bytes]))
+            found = node.child(bytes(data[offset : offset + page_bytes]))
             if found is None:
                 break
             child = found

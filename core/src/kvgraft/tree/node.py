@@ -7,10 +7,12 @@ nothing: where coverage changes, the tree splits the node, so no operation looks
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.recency import untrack
+from kvgraft.policies.sums import digest
 from kvgraft.tree.keys import HASH_BYTES
 from kvgraft.types import PointKind
 
@@ -21,6 +23,11 @@ ON_DEVICE: Final = 1
 ON_HOST: Final = 2
 CLEAN: Final = 4
 DOUBLE: Final = 8
+
+MOST_TOGETHER: Final = 256
+"""Children in one dictionary; of more, each is in one of `N_PARTS`: a large one grows slowly."""
+
+N_PARTS: Final = 256
 
 KINDS: Final = (None, *PointKind)
 """Kinds of resume points by their codes in `Node.points`."""
@@ -106,8 +113,9 @@ class Node:
     Attributes:
         key: tokens of the edge, int32 bytes.
         parent: None only for a root.
-        children: a single child itself, several by the bytes of their first page, or None. Most
-            nodes have one, and a dictionary and a copy of its page would double the node's size.
+        children: a single child itself, several by the bytes of their first page, in parts where
+            they are many, or None. Most nodes have one, and a dictionary and a copy of its page
+            would double the node's size.
         start, end: pages `[start, end)` of the sequence.
         cells: one per component, in the tree's order.
         live_device, live_host: own cells with data in the tier plus children that are live there.
@@ -146,7 +154,7 @@ class Node:
     ) -> None:
         self.key = key
         self.parent = parent
-        self.children: Node | dict[bytes, Node] | None = None
+        self.children: Node | dict[bytes, Node] | list[dict[bytes, Node]] | None = None
         self.start = start
         self.end = end
         cells = tuple([Cell() for _ in range(n_cells)])  # faster than a generator
@@ -162,19 +170,53 @@ class Node:
         self.tenant: int = 0 if parent is None else parent.tenant
         untrack((self, cells, *cells))
 
+    def _among(self, page: bytes) -> Node | dict[bytes, Node] | None:
+        """Where the child with that first page is listed, if there is one."""
+        children = self.children
+        return children[digest(page) % N_PARTS] if isinstance(children, list) else children
+
     def child(self, page: bytes) -> Node | None:
         """The child whose first page is `page`; None if there is none."""
-        children = self.children
-        if isinstance(children, dict):
-            return children.get(page)
-        return children if children is not None and children.key.startswith(page) else None
+        among = self._among(page)
+        if isinstance(among, dict):
+            return among.get(page)
+        return among if among is not None and among.key.startswith(page) else None
 
     def each_child(self) -> Iterable[Node]:
-        """The children, in the order they came."""
+        """The children, in the same order on every rank."""
         children = self.children
+        if isinstance(children, list):
+            return chain.from_iterable([part.values() for part in children])
         if isinstance(children, dict):
             return children.values()
         return () if children is None else (children,)
+
+    def list_child(self, page: bytes, child: Node) -> None:
+        """List a child by its first page, in place of another one that has it."""
+        children = self.children
+        if isinstance(children, dict) and len(children) == MOST_TOGETHER:
+            self.children = [{} for _ in range(N_PARTS)]
+            untrack((self.children,))
+            for its_page, each in children.items():
+                self.list_child(its_page, each)
+        elif isinstance(children, Node) and not children.key.startswith(page):
+            self.children = {children.key[: len(page)]: children}
+        among = self._among(page)
+        if isinstance(among, dict):
+            among[page] = child
+            untrack((among,))
+        else:
+            self.children = child
+
+    def unlist_child(self, page: bytes) -> None:
+        """The child with that first page is gone."""
+        children, among = self.children, self._among(page)
+        if isinstance(among, dict):
+            del among[page]
+        if isinstance(children, dict) and len(children) == 1:
+            (self.children,) = children.values()
+        elif isinstance(children, Node) or (isinstance(children, list) and not any(children)):
+            self.children = None
 
     def mark_point(self, page: int, kind: PointKind) -> bool:
         """Boundary `page`, one of the node's, is a resume point; False where it is one already."""

@@ -288,14 +288,7 @@ class Tree:
     def grow(self, key: bytes, parent: Node, start: int, end: int) -> Node:
         """A new node below `parent`, with empty cells."""
         node = self.new_node(key, parent, start, end)
-        page_bytes = self.page_bytes
-        children = parent.children
-        if children is None:
-            parent.children = node
-        elif isinstance(children, dict):
-            children[node.key[:page_bytes]] = node
-        else:
-            parent.children = {children.key[:page_bytes]: children, node.key[:page_bytes]: node}
+        parent.list_child(key[: self.page_bytes], node)
         self.n_nodes += 1
         for each in self.observers:
             each.linked(node)
@@ -325,13 +318,10 @@ class Tree:
         self.n_splits += 1
         pages, key = at - node.start, node.key
         upper = self.new_node(key[: pages * self.page_bytes], parent, node.start, at)
+        parent.list_child(key[: self.page_bytes], upper)
         node.key = key[pages * self.page_bytes :]
         node.start = at
         node.parent = upper
-        if isinstance(parent.children, dict):
-            parent.children[key[: self.page_bytes]] = upper
-        else:
-            parent.children = upper
         self.n_nodes += 1
         upper.children = node
         upper.hits = node.hits
@@ -385,13 +375,7 @@ class Tree:
             for cell in node.cells:
                 if cell.device_pins or cell.host_pins:
                     return
-            siblings = parent.children
-            if isinstance(siblings, dict):
-                del siblings[node.key[: self.page_bytes]]
-                if len(siblings) == 1:
-                    (parent.children,) = siblings.values()
-            else:
-                parent.children = None
+            parent.unlist_child(node.key[: self.page_bytes])
             node.parent = None
             self.n_nodes -= 1
             for component in self.components:
