@@ -70,6 +70,7 @@ OPEN_TO_PLUGINS = {
     "kvgraft_observe.tracing",
     "kvgraft_scheduling",
     "kvgraft_storage",
+    "kvgraft_storage.stats",
     "kvgraft_testing",
 }
 """The modules whose names are a plugin's to use."""
@@ -88,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 17_060
+MOST_LINES = 16_930
 """Of the core's source."""
 
 

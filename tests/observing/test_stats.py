@@ -8,7 +8,8 @@ import pytest
 
 from kvgraft import CacheStats, PrefetchPolicy, Tier, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.stats import SlotHits, StorageStats, TokenStats
+from kvgraft.stats import SlotHits, TokenStats
+from kvgraft_storage.stats import StorageStats
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed

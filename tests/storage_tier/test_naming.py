@@ -10,8 +10,8 @@ import pytest
 
 from kvgraft import GuardMode, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.tree.keys import PageHashes
 from kvgraft_storage.tier import Prefetch
+from kvgraft_storage.tier.names import PageHashes, known_hashes
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup
@@ -56,14 +56,14 @@ def test_hashes_are_of_one_tree_one_namespace_and_the_pages_that_are_there() -> 
     key = TokenKey(PROMPT, "tenant")
     three, four, five = bytes([3]) * 32, bytes([4]) * 32, bytes([5]) * 32
     key.hashed = PageHashes(mine, "tenant", 3, three + four + five)
-    assert key.page_hashes(mine, 3, 6) == three + four + five
-    assert key.page_hashes(mine, 4, 5) == four
-    assert key.page_hashes(mine, 2, 5) == b""
-    assert key.page_hashes(mine, 4, 7) == four + five, "as far as they are known"
-    assert key.page_hashes(mine, 7, 9) == b""
-    assert key.page_hashes(object(), 3, 6) == b""
+    assert known_hashes(key, mine, 3, 6) == three + four + five
+    assert known_hashes(key, mine, 4, 5) == four
+    assert known_hashes(key, mine, 2, 5) == b""
+    assert known_hashes(key, mine, 4, 7) == four + five, "as far as they are known"
+    assert known_hashes(key, mine, 7, 9) == b""
+    assert known_hashes(key, object(), 3, 6) == b""
     key.namespace = "another"
-    assert key.page_hashes(mine, 3, 6) == b""
+    assert known_hashes(key, mine, 3, 6) == b""
 
 
 def test_a_copy_that_is_given_another_namespace_has_other_names() -> None:

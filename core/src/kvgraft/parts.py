@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from kvgraft.requests.hits import Loaded
     from kvgraft.requests.request import Request
-    from kvgraft.stats import StorageStats
     from kvgraft.tree.keys import TokenKey
     from kvgraft.tree.ledger import SlotOwner
     from kvgraft.tree.pinning import Receipt
@@ -98,7 +97,7 @@ class StorageTier(Protocol):
     def load(self, path: str | Path) -> Any:
         """Fill HOST with the data that a predecessor used last, while requests are served."""
 
-    def stats(self) -> StorageStats:
+    def stats(self) -> Any:
         """A copy of what it counted."""
 
     def ask_store(self, timeout_s: float) -> Any:

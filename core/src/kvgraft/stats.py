@@ -20,7 +20,6 @@ __all__ = [
     "PoolStats",
     "RequestStats",
     "SlotHits",
-    "StorageStats",
     "TokenStats",
     "TransferStats",
 ]
@@ -192,34 +191,6 @@ class PointStats(NamedTuple):
     lost: int
 
 
-class StorageStats(NamedTuple):
-    """The storage tier. Names of events are open: some may be added.
-
-    Attributes:
-        prefetches: prefetches by event, and the tokens they brought.
-        in_vain: why prefetches brought nothing, and how often.
-        stores: nodes and slots sent to the store, by event.
-        touches: uses that the store was notified of, by event.
-        keys: keys asked of the store, by verb and status.
-        prefetches_in_flight: prefetches under way.
-        stores_in_flight: nodes on their way to the store, or waiting for it.
-        breaker: the state of the store's circuit breaker; `"no store"` without one.
-        abandoned_threads: threads given up because a store's call did not return.
-        last_error: the last thing the store did wrong; empty if nothing.
-    """
-
-    prefetches: Mapping[str, int]
-    in_vain: Mapping[str, int]
-    stores: Mapping[str, int]
-    touches: Mapping[str, int]
-    keys: Mapping[str, Mapping[str, int]]
-    prefetches_in_flight: int
-    stores_in_flight: int
-    breaker: str
-    abandoned_threads: int
-    last_error: str
-
-
 class ClearStats(NamedTuple):
     """The outcome of `Cache.clear`; slots by component, in each pool's own units.
 
@@ -257,7 +228,7 @@ class CacheStats(NamedTuple):
         load_backs: transfers from HOST to DEVICE.
         backups: transfers from DEVICE to HOST.
         points: resume points by kind.
-        storage: the storage tier; None without one.
+        storage: the storage tier, as `kvgraft_storage.stats.StorageStats`; None without one.
         tenants: by name, as `kvgraft_retention.stats.TenantStats`; empty without any.
         pins: pinned prefixes by owner, as `kvgraft_retention.stats.PinStats`.
     """
@@ -268,6 +239,6 @@ class CacheStats(NamedTuple):
     load_backs: TransferStats
     backups: TransferStats
     points: Mapping[PointKind, PointStats]
-    storage: StorageStats | None
+    storage: Any
     tenants: Mapping[str, Any] = MappingProxyType({})
     pins: Mapping[str, Any] = MappingProxyType({})

@@ -235,20 +235,8 @@ def _grow(
         gained.append(node)
         start = stop
     if key.hashed is not None:
-        _name(tree, node, key)
+        key.hashed.name(tree, node, key.namespace)
     return node
-
-
-def _name(tree: Tree, node: Node, key: TokenKey) -> None:
-    """Give a node, and those before it, the names that the key has, without a gap."""
-    path: list[Node] = []
-    above: Node | None = node
-    while above is not None and above.parent is not None and not above.is_named:
-        path.append(above)
-        above = above.parent
-    for each in reversed(path):
-        if not each.take_names(key.page_hashes(tree, each.start, each.end)):
-            break
 
 
 def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Holding]) -> None:

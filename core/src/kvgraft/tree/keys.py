@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from numbers import Number
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 TOKEN_BYTES = 4
 """Bytes of one token (int32)."""
-
-HASH_BYTES = 32
-"""Bytes of a page's hash."""
 
 SIGN_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
 """The byte of a token that has its sign."""
@@ -62,22 +59,6 @@ PLAIN = (str, int, bytes, type(None))
 """Types whose values equal no value of another of them."""
 
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
-
-
-class PageHashes(NamedTuple):
-    """Names of a key's pages in STORAGE, computed when they were looked for there (S8).
-
-    Attributes:
-        owner: the tree whose names they are.
-        namespace: the key's, when they were computed.
-        first: the first page.
-        hashes: 32 bytes a page, from `first` on; a prefetch or write may still be adding some.
-    """
-
-    owner: Any
-    namespace: Any
-    first: int
-    hashes: bytes | bytearray
 
 
 def expect_namespace(namespace: object) -> None:
@@ -287,8 +268,8 @@ class TokenKey:
         """The boundary that node ended at then, in pages; a leaf may have grown since."""
         self.trail_root: Node | None = None
         """The root that it was below: a key may be used with several trees."""
-        self.hashed: PageHashes | None = None
-        """Hashes that its pages need not be given again."""
+        self.hashed: Any = None
+        """Hashes that its pages need not be given again, the storage tier's own."""
         self.sums: list[int] = []
         """Checksums of its prefixes, as far as an eviction policy asked for them."""
         untrack((self.sums,))  # an engine may keep many keys
@@ -356,18 +337,6 @@ class TokenKey:
     def found_at(self, node: Node, root: Node) -> None:
         """Note where below `root` the key was found or inserted: its first pages lead to `node`."""
         self.trail, self.trail_end, self.trail_root = node, node.end, root
-
-    def page_hashes(self, owner: object, start: int, end: int) -> bytes | bytearray:
-        """The hashes that pages from `start` on have in a tree, as far as known; at most to `end`.
-
-        32 bytes a page; empty if that of page `start` is unknown.
-        """
-        known = self.hashed
-        if known is None or known.owner is not owner or known.namespace != self.namespace:
-            return b""
-        if start < known.first:
-            return b""
-        return known.hashes[(start - known.first) * HASH_BYTES : (end - known.first) * HASH_BYTES]
 
     def truncate(self, n_tokens: int) -> None:
         """Keep the first `n_tokens` tokens and drop the rest: an edited turn, a rejected draft.

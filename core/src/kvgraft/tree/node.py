@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.recency import untrack
 from kvgraft.policies.sums import digest
-from kvgraft.tree.keys import HASH_BYTES
 from kvgraft.types import PointKind
 
 if TYPE_CHECKING:
@@ -71,42 +70,6 @@ class Cell:
 
 
 @mypyc_attr(acyclic=True)
-class PageNames:
-    """Names of a node's pages in STORAGE, and which of them are known to be there (S8).
-
-    Attributes:
-        hashes: the hashes of its first pages, one behind the other; others are not known yet. Of
-            a root, the one its first pages follow.
-        wanted: number of the store they are to go to, now or once they are on HOST; 0 for none.
-            Never of a node alone: its ancestors are wanted with it.
-        offered: components whose data of all these pages was to go to `store` before, as bits.
-        sent: components whose data of all these pages is on its way to a store, as bits.
-        stored: components whose data of all these pages a store has acknowledged, as bits.
-        store: number of the store that did; another one does not have them.
-    """
-
-    __slots__ = ("hashes", "offered", "sent", "store", "stored", "wanted")
-
-    def __init__(self, hashes: bytearray) -> None:
-        self.hashes = hashes
-        self.wanted = 0
-        self.offered = 0
-        self.sent = 0
-        self.stored = 0
-        self.store = 0
-        untrack((self,))
-
-    def cut(self, nbytes: int, states: int) -> PageNames:
-        """Give the first `nbytes` of hashes to an upper part; states (bits) stay with the lower."""
-        upper = PageNames(self.hashes[:nbytes])
-        upper.wanted, upper.store = self.wanted, self.store
-        upper.offered = self.offered & ~states
-        upper.sent, upper.stored = self.sent & ~states, self.stored & ~states
-        self.hashes = self.hashes[nbytes:]
-        return upper
-
-
-@mypyc_attr(acyclic=True)
 class Node:
     """An edge of whole pages and the boundary at its end.
 
@@ -126,8 +89,8 @@ class Node:
         points: the resume points on its pages: a byte for each page up to the last point, 0 or the
             code of its kind. Nearly every node has one, and this is no object that the garbage
             collector follows.
-        names: its pages' names in STORAGE; None until they are asked for. It has none as long as a
-            page before it has none.
+        names: its pages' names in STORAGE, the storage tier's own; None until they are asked for.
+            `cut` gives those of its first pages to an upper part.
         tenant: whose data it is, as an index of `TreeComponent.devices`.
     """
 
@@ -166,7 +129,7 @@ class Node:
         self.hits = 0
         self.ident = ident
         self.points = b""
-        self.names: PageNames | None = None
+        self.names: Any = None
         self.tenant: int = 0 if parent is None else parent.tenant
         untrack((self, cells, *cells))
 
@@ -237,28 +200,6 @@ class Node:
             kind = KINDS[code]
             if kind is not None:
                 yield page, kind
-
-    @property
-    def is_named(self) -> bool:
-        """Whether the hashes of all of its pages are known, and so those of all pages before."""
-        names = self.names
-        return names is not None and len(names.hashes) >= (self.end - self.start) * HASH_BYTES
-
-    def take_names(self, hashes: bytes | bytearray) -> bool:
-        """Note the hashes of its first pages, where those of the pages before are known.
-
-        Returns:
-            Whether all of its pages have one now.
-        """
-        above = self.parent
-        follows = above is None or above.parent is None or above.is_named
-        if not hashes or not follows:
-            return False
-        if self.names is None:
-            self.names = PageNames(bytearray(hashes))
-        elif len(hashes) > len(self.names.hashes):
-            self.names.hashes[:] = hashes
-        return self.is_named
 
     def __hash__(self) -> int:
         """By identity, as `==` is; a compiled class that has an order has no hash of its own."""

@@ -18,7 +18,7 @@ from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
 from kvgraft.policies.recency import FIRST_USE
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
-from kvgraft.tree.keys import HASH_BYTES, TOKEN_BYTES
+from kvgraft.tree.keys import TOKEN_BYTES
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.types import PointKind, Tier
@@ -328,7 +328,7 @@ class Tree:
         if node.points:
             upper.points, node.points = node.points[:pages].rstrip(b"\0"), node.points[pages:]
         if node.names is not None:
-            upper.names = node.names.cut(pages * HASH_BYTES, self.states)
+            upper.names = node.names.cut(pages, self.states)
         if node.operations is not None:
             upper.operations = list(node.operations)
             for operation in node.operations:

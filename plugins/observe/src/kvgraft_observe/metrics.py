@@ -10,7 +10,8 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from kvgraft.stats import CacheStats, PoolStats, StorageStats, TransferStats
+from kvgraft.stats import CacheStats, PoolStats, TransferStats
+from kvgraft_storage.stats import StorageStats
 
 __all__ = [
     "ADMISSION_WAIT",

@@ -15,11 +15,13 @@ import numpy.typing as npt
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.keys import HASH_BYTES, TokenKey
-from kvgraft.tree.node import Node, PageNames
+from kvgraft.tree.keys import TokenKey
+from kvgraft.tree.node import Node
 from kvgraft.tree.operations import holds_up, parent_on_host
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+from kvgraft_storage.keys import HASH_NBYTES
+from kvgraft_storage.tier.names import PageNames, is_named, take_names
 
 __all__ = ["Arrival", "arrive"]
 
@@ -85,9 +87,9 @@ def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) ->
             covered = _coverage_end(tree, arrival, child.start, min(child.end, known))
             if covered < child.end:
                 child = tree.split(child, covered)
-        if not child.is_named:
+        if not is_named(child):
             first, last = child.start - arrival.first, child.end - arrival.first
-            child.take_names(arrival.hashes[first * HASH_BYTES : last * HASH_BYTES])
+            take_names(child, arrival.hashes[first * HASH_NBYTES : last * HASH_NBYTES])
         taken = sum([_adopt(tree, child, component, arrival) for component in tree.components])
         if taken:
             _note_stored(tree, child, arrival)

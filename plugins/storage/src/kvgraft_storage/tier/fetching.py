@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from kvgraft.tree import matching
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.keys import PageHashes, TokenKey
+from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, hold_host, release
@@ -43,6 +43,7 @@ from kvgraft_storage.tier.inventory import (
     lacking_pages,
     take_inventory,
 )
+from kvgraft_storage.tier.names import PageHashes, known_hashes
 from kvgraft_storage.tier.naming import block_end
 from kvgraft_storage.tier.slabs import Draining
 
@@ -264,7 +265,7 @@ class Fetch:
         naming = self.context.naming
         while (page := self.start + len(self.hashes) // HASH_NBYTES) < end:
             stop = min(block_end(page), end)
-            known = self.key.page_hashes(self.context.tree, page, stop)
+            known = known_hashes(self.key, self.context.tree, page, stop)
             if known:
                 self.hashes += known
                 continue

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from kvgraft.errors import ConfigError, IntegrityError
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.node import Node, PageNames
+from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft_storage import Address, Fingerprint
 from kvgraft_storage.keys import (
@@ -21,6 +21,7 @@ from kvgraft_storage.keys import (
     root_hash,
     storage_keys,
 )
+from kvgraft_storage.tier.names import PageNames, is_named
 
 __all__ = ["BLOCK_PAGES", "KNOWN_NBYTES", "Asked", "Naming", "Together", "block_end", "labels"]
 
@@ -145,7 +146,8 @@ class Naming:
         """
         if node.names is None:
             node.names = PageNames(bytearray(b"" if node.end else self._root_hash(node)))
-        return node.names
+        names: PageNames = node.names
+        return names
 
     def name(self, node: Node) -> Iterator[None]:
         """Hash the pages without a hash on the path from a node's root to it, a block at a time.
@@ -159,13 +161,13 @@ class Naming:
         stack = [node]
         while stack:
             top = stack[-1]
-            if top.is_named:
+            if is_named(top):
                 stack.pop()
             elif top.parent is None:
                 if top.end:
                     return  # it left the tree
                 self.of(top)
-            elif not top.parent.is_named:
+            elif not is_named(top.parent):
                 stack.append(top.parent)
             else:
                 names = self.of(top)
@@ -262,7 +264,7 @@ class Naming:
                         "S8", None, f"{node!r} has {held} page hashes that are not its tokens'"
                     )
                 named = node.names is not None and node.names.hashes
-                if named and parent.parent is not None and not parent.is_named:
+                if named and parent.parent is not None and not is_named(parent):
                     raise IntegrityError(
                         "T10", None, f"{node!r} has page hashes, and {parent!r} lacks some"
                     )

@@ -13,7 +13,6 @@ from kvgraft.errors import ConfigError, LeaseError, SnapshotError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request, expect_key
-from kvgraft.stats import StorageStats
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import SlotOwner
 from kvgraft.tree.pinning import Receipt
@@ -28,6 +27,7 @@ from kvgraft_storage import (
     SupervisionLimits,
     open_storage,
 )
+from kvgraft_storage.stats import StorageStats
 from kvgraft_storage.tier.context import TierContext
 from kvgraft_storage.tier.deliveries import Delivery
 from kvgraft_storage.tier.naming import Naming, labels
