@@ -279,7 +279,7 @@ class DensityOrder:
         """The scores in the line by place."""
         self._edges = _edges(clock)
         self._generation = clock.now
-        """Whose edges these are."""
+        """The generation that these edges are of."""
         self._place = -1
         """The only place of the lowest score; below 0 where it is not known."""
 
