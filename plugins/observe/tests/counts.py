@@ -10,11 +10,12 @@ from typing import Any
 from kvgraft.stats import CacheStats
 from kvgraft.types import PointKind
 from kvgraft_retention.stats import PinStats, TenantStats
+from kvgraft_storage.stats import StorageStats
 
 __all__ = ["distinct_counts", "leaves"]
 
 KEYS = {"components": ("full", "mamba"), "points": tuple(PointKind)}
-PARTS = {"tenants": TenantStats, "pins": PinStats}
+PARTS = {"tenants": TenantStats, "pins": PinStats, "storage": StorageStats}
 """The types of counts that a package brings; the core names none."""
 
 TEXTS = {"breaker": "half-open", "last_error": "no route to host"}
@@ -42,6 +43,7 @@ def _made(kind: Any, name: str, numbers: Iterator[int]) -> Any:
         return {key: _made(each, key, numbers) for key in keys}
     if arguments:  # X | None
         return _made(arguments[0], name, numbers)
+    kind = PARTS.get(name, kind)
     types = typing.get_type_hints(kind)
     return kind(*(_made(types[field], field, numbers) for field in kind._fields))
 

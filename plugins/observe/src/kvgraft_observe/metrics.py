@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgraft.stats import CacheStats, PoolStats, TransferStats
-from kvgraft_storage.stats import StorageStats
+
+if TYPE_CHECKING:
+    from kvgraft_storage.stats import StorageStats
 
 __all__ = [
     "ADMISSION_WAIT",
