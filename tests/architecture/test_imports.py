@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 16_930
+MOST_LINES = 16_830
 """Of the core's source."""
 
 
@@ -225,6 +225,7 @@ def test_the_command_and_replay_import_the_core_and_no_other_package() -> None:
     """
     command = frozenset(module.name for module in modules(COMMAND))
     command |= {"kvgraft_storage.files", "kvgraft_scheduling.waiting", "kvgraft_arena.sizing"}
+    command |= {"kvgraft_storage.settings", "kvgraft_retention.settings"}
     for mine, known in ((modules(COMMAND), command), (modules(REPLAY), command)):
         own = known | {module.name for module in mine}
         for module in mine:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from kvgraft import Cache, Request, Step
-from kvgraft.config import CacheConfig, StorageSettings
+from kvgraft.config import CacheConfig
 from kvgraft.refusals import ELSEWHERE
+from kvgraft_storage.settings import StorageSettings
 
 from ..commands import ROOT
 

@@ -15,7 +15,7 @@ from threading import Event
 from typing import Any, NamedTuple
 
 from kvgraft import Cache, Chunk, Leading, Reach, TokenKey, Trailing
-from kvgraft.config import StorageSettings, parse_config
+from kvgraft.config import parse_config
 from kvgraft.errors import BudgetError, ConfigError, PluginError
 from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.parts import EventStream
@@ -24,6 +24,7 @@ from kvgraft.types import Tier
 from kvgraft_observe.events import Residency
 from kvgraft_retention.pins import Pin
 from kvgraft_storage import Status, Value
+from kvgraft_storage.settings import StorageSettings
 from kvgraft_storage.tier import Prefetch, StorageTier
 
 from ..mutants.legal import LEGAL

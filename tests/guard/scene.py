@@ -17,7 +17,6 @@ from kvgraft import (
     LoadModel,
     Reach,
     Span,
-    StorageSettings,
     TokenKey,
     Trailing,
     WritePolicy,
@@ -29,6 +28,7 @@ from kvgraft.transfers import PlaneCopy, pair_planes
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.types import LockQuery, TransferQuery
+from kvgraft_storage.settings import StorageSettings
 from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..registry.switchable import Package

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvgraft import StorageSettings, StorePolicy, Tier, TokenKey
+from kvgraft import Tier, TokenKey
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, hold_host, parts_of
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 from kvgraft_storage import Status
+from kvgraft_storage.settings import StorageSettings, StorePolicy
 from kvgraft_storage.tier import fetching
 from kvgraft_storage.tier.arriving import Arrival, arrive
 from kvgraft_storage.tier.fetching import Fetch

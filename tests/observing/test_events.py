@@ -9,18 +9,12 @@ from typing import Any
 
 import pytest
 
-from kvgraft import (
-    ConfigError,
-    GuardMode,
-    IntegrityError,
-    LeaseError,
-    PrefetchPolicy,
-    TokenKey,
-)
+from kvgraft import ConfigError, GuardMode, IntegrityError, LeaseError, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.stats import CacheStats, SlotHits
 from kvgraft.types import Tier
 from kvgraft_observe.events import Cleared, Event, Evicted, Hit, Moved, Residency, Stored
+from kvgraft_storage.settings import PrefetchPolicy
 
 from ..serving.server import Server, tree_dump
 from ..serving.setups import SETUPS, Setup, installed

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from kvgraft import CacheStats, PrefetchPolicy, Tier, TokenKey
+from kvgraft import CacheStats, Tier, TokenKey
 from kvgraft.cache import Cache
 from kvgraft.stats import SlotHits, TokenStats
+from kvgraft_storage.settings import PrefetchPolicy
 from kvgraft_storage.stats import StorageStats
 
 from ..serving.server import Server

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from kvgraft import ConfigError, GuardMode, PrefetchPolicy, Tier, TokenKey
+from kvgraft import ConfigError, GuardMode, Tier, TokenKey
 from kvgraft.admission import Decision
 from kvgraft.cache import Cache
 from kvgraft.parts import Prefetch
 from kvgraft.requests.request import Request
 from kvgraft_observe.tracing import Tracer
+from kvgraft_storage.settings import PrefetchPolicy
 
 from ..serving.server import Server
 from ..serving.setups import installed

@@ -146,11 +146,11 @@ def test_a_part_that_is_not_installed_is_named_with_the_way_to_get_it(
             "./plugins/storage ./plugins/observe ./plugins/retention ./plugins/scheduling "
             "./plugins/guard",
         ),
-        ("tenants={'a': {'namespaces': ['a']}}", "tenants", "./plugins/retention"),
+        ("tenants={'a': {'namespaces': ['a']}}", "tenants_settings", "./plugins/retention"),
         ("device_memory='50MB'", "sizes", "./plugins/arena"),
         (
             "host_tokens=4096, storage={'model': 'm', 'weights': '1'}",
-            "storage",
+            "storage_settings",
             "./plugins/storage",
         ),
         ("device='simulated'", "simulated", "-r plugins/testing/requirements.txt"),

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from kvgraft import Cache, ConfigError, LeaseError, PluginError, Tier, TokenKey
-from kvgraft.config import CacheConfig, StorageSettings, parse_config
+from kvgraft.config import CacheConfig, parse_config
 from kvgraft.refusals import ELSEWHERE, VALUES
+from kvgraft_storage.settings import StorageSettings
 
 from ..gpu import why_not
 

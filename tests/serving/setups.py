@@ -20,9 +20,9 @@ from kvgraft import (
 )
 from kvgraft.assembly import PartsFactory, parts_of
 from kvgraft.cache import Cache
-from kvgraft.config import StorageSettings
 from kvgraft.packages.registry import Plugin, load_plugin, select
 from kvgraft.transfers import TransferEngine
+from kvgraft_storage.settings import StorageSettings
 
 from .components import PagedPackage, StatePackage
 

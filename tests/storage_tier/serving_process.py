@@ -13,8 +13,9 @@ import random
 import sys
 from pathlib import Path
 
-from kvgraft import PrefetchPolicy, TokenKey
+from kvgraft import TokenKey
 from kvgraft_storage import Storage
+from kvgraft_storage.settings import PrefetchPolicy
 
 from ..serving.server import Server
 from ..serving.setups import Setup, installed

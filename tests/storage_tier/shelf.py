@@ -11,8 +11,8 @@ import numpy as np
 
 from kvgraft import GuardMode, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft_storage import Address, Status, StorageBackend, Value
+from kvgraft_storage.settings import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft_storage.tier import Prefetch, StorageTier
 from kvgraft_storage.tier.slicing import Pace
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import settings as examples
 
 from kvgraft import WritePolicy
-from kvgraft.config import PrefetchPolicy, StorePolicy
 from kvgraft_storage import Access, BreakerState
+from kvgraft_storage.settings import PrefetchPolicy, StorePolicy
 
 from ..serving.setups import SETUPS, Setup, installed, one_of_each_kind
 from .shelf import AT_ONCE, open_cache, settings, tier_of

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from kvgraft import Tier, TokenKey, WritePolicy
-from kvgraft.config import PrefetchPolicy, StorePolicy
 from kvgraft.requests.request import Request
+from kvgraft_storage.settings import PrefetchPolicy, StorePolicy
 from kvgraft_storage.tier import Prefetch, fetching, naming
 
 from ..serving.server import Server

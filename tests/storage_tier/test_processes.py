@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from kvgraft import PrefetchPolicy, TokenKey
+from kvgraft import TokenKey
 from kvgraft_file import FileOptions
+from kvgraft_storage.settings import PrefetchPolicy
 
 from ..commands import KVGRAFT, ROOT, Forked, run_forked
 from .serving_process import SETUP, SIZES

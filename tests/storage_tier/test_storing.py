@@ -11,8 +11,8 @@ import pytest
 
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft.config import StorePolicy
 from kvgraft_storage import Status, Value
+from kvgraft_storage.settings import StorePolicy
 from kvgraft_storage.tier.storing import FULL_S
 
 from ..serving.own_parts import clocked_parts

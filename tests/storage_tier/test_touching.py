@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvgraft.config import StorePolicy
 from kvgraft_storage import Capabilities
+from kvgraft_storage.settings import StorePolicy
 
 from ..serving.server import Server
 from ..serving.setups import Setup, installed, one_of_each_kind

@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from kvgraft import Tier, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.config import StorageSettings
 from kvgraft_storage import BreakerState, Status, StorageBackend, Value
+from kvgraft_storage.settings import StorageSettings
 from kvgraft_storage.tier import Prefetch, StorageTier
 from kvgraft_testing.storage import MemoryBackend
 

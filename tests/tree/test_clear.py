@@ -8,10 +8,10 @@ import pytest
 
 from kvgraft import ConfigError, GuardMode, LeaseError, TokenKey
 from kvgraft.cache import Cache
-from kvgraft.config import StorePolicy
 from kvgraft.requests.request import Request
 from kvgraft.types import Tier
 from kvgraft_observe.events import Cleared, Evicted, Residency
+from kvgraft_storage.settings import StorePolicy
 from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving import life

@@ -16,9 +16,6 @@ from kvgraft.config import (
     ComponentOptions,
     GuardMode,
     LoadModel,
-    PrefetchPolicy,
-    StorageSettings,
-    StorePolicy,
     WritePolicy,
 )
 from kvgraft.contract import API_VERSION, COPY_ON_WRITE, HOST_MIRROR
@@ -123,7 +120,6 @@ __all__ = [
     "PluginError",
     "PluginHookError",
     "Prefetch",
-    "PrefetchPolicy",
     "Reach",
     "Request",
     "SettingsModel",
@@ -132,9 +128,7 @@ __all__ = [
     "Span",
     "StateAt",
     "Step",
-    "StorageSettings",
     "StorageTier",
-    "StorePolicy",
     "TableChanges",
     "Term",
     "Tier",

@@ -19,6 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from kvgraft.errors import ConfigError
+from kvgraft.optional import load_part
 from kvgraft.refusals import SettingsModel, first_refusal, shown
 from kvgraft.sizes import Nbytes, PoolTokens, Tokens, is_nbytes
 
@@ -27,10 +28,6 @@ __all__ = [
     "ComponentOptions",
     "GuardMode",
     "LoadModel",
-    "PrefetchPolicy",
-    "StorageSettings",
-    "StorePolicy",
-    "TenantSettings",
     "WritePolicy",
     "parse_config",
 ]
@@ -56,28 +53,6 @@ class GuardMode(str, enum.Enum):
     """Every n-th operation of each kind; for staging."""
     ON = "on"
     """Every operation; for tests."""
-
-
-class StorePolicy(str, enum.Enum):
-    """When data on HOST is stored in STORAGE as well."""
-
-    SECOND_TOUCH = "second-touch"
-    """When a prefix is used again; a prefix used once does not wear the disk."""
-    WRITE_THROUGH = "write-through"
-    """As soon as HOST has acknowledged it."""
-    HOST_EVICTION = "host-eviction"
-    """When it leaves HOST; it is copied for that, so that nobody waits."""
-
-
-class PrefetchPolicy(str, enum.Enum):
-    """The time a queued request waits for its data from STORAGE (S6)."""
-
-    BEST_EFFORT = "best-effort"
-    """Not at all: it begins with the pages that have arrived."""
-    WAIT_COMPLETE = "wait-complete"
-    """Until all has come that will; the store's deadlines and `queue_timeout_s` bound it."""
-    TIMEOUT = "timeout"
-    """At most `prefetch_timeout_s`."""
 
 
 class ComponentOptions(SettingsModel):
@@ -116,78 +91,6 @@ class LoadModel(SettingsModel):
     prefill_tokens_s: PositiveFloat = 20_000.0
 
 
-class StorageSettings(SettingsModel):
-    """Settings of the storage tier.
-
-    Attributes:
-        url: the store, such as `file:/var/cache/kvgraft?capacity=10GiB`; None to attach one later.
-        model: name of the model; with `weights`, `sharding` and `salt` it tells whose data it is.
-        weights: revision of its weights, such as a commit or a digest.
-        sharding: which part of the model's cache this process holds, such as `"tp0/8"`; processes
-            whose data is equal use one value and share it.
-        salt: anything else that must tell data apart.
-        store: when data goes to the store.
-        store_nbytes: bytes on their way there from which on others wait; one node more at most.
-        prefetch: how long requests wait for it.
-        prefetch_timeout_s: for the policy `timeout`.
-        prefetch_nbytes: most bytes of HOST that prefetches hold (S2).
-        threshold_tokens: fewer tokens than this are not worth fetching.
-        deadline_s: longest time for one call of the store, from when it begins.
-        queue_timeout_s: longest time for which a prefetch or a node waits for its turn at the store
-            while nothing of it is served, for which a prefetch waits for room on HOST, and for
-            which data that came is kept there until its request begins.
-    """
-
-    url: str | None = None
-    model: str = Field(min_length=1, examples=["my-model"])
-    weights: str = Field(min_length=1, examples=["rev-1"])
-    sharding: str | None = None
-    salt: str | None = None
-    store: StorePolicy = StorePolicy.SECOND_TOUCH
-    store_nbytes: Nbytes = Field(default=256 << 20, ge=1)
-    prefetch: PrefetchPolicy = PrefetchPolicy.TIMEOUT
-    prefetch_timeout_s: PositiveFloat = 1.0
-    prefetch_nbytes: Nbytes = Field(default=1 << 30, ge=1)
-    threshold_tokens: Tokens = Field(default=256, gt=0)
-    deadline_s: PositiveFloat = 10.0
-    queue_timeout_s: PositiveFloat = 60.0
-
-
-Share = Annotated[float, Field(ge=0, le=1)]
-"""Part of a pool."""
-
-
-class TenantSettings(SettingsModel):
-    """One tenant's namespaces, and its shares of every pool: 0.25 is a quarter.
-
-    Attributes:
-        namespaces: those that belong to it.
-        prefixes: others that are text and begin so belong to it, too; the longest prefix counts.
-        guarantee: the share that other tenants' requests never take data of, nor count on.
-        limit: the share that it never has more of.
-        host_guarantee: the same share on HOST; by default as on DEVICE.
-        host_limit: the same share on HOST; by default as on DEVICE.
-        weight: its part of what is borrowed, against the weights of the others.
-    """
-
-    namespaces: tuple[Any, ...] = ()
-    prefixes: tuple[str, ...] = ()
-    guarantee: Share = 0.0
-    limit: Annotated[float, Field(gt=0, le=1)] = 1.0
-    host_guarantee: Share | None = None
-    host_limit: Annotated[float, Field(gt=0, le=1)] | None = None
-    weight: PositiveFloat = 1.0
-
-    @property
-    def on_host(self) -> tuple[float, float]:
-        """Guarantee and limit on HOST."""
-        guarantee = self.guarantee if self.host_guarantee is None else self.host_guarantee
-        return guarantee, self.limit if self.host_limit is None else self.host_limit
-
-
-OTHERS = "default"
-"""The tenant of the namespaces that no other names."""
-
 TENANTS_EXAMPLE = {"chat": {"namespaces": ["chat"], "guarantee": 0.5}}
 
 STORAGE_EXAMPLE = {"url": "file:/var/cache/kvgraft", "model": "my-model", "weights": "rev-1"}
@@ -217,9 +120,11 @@ class CacheConfig(SettingsModel):
             `storage` or `tenants`.
         pin_share: the part of every pool's slots that pinned prefixes may hold together (K6).
         load: the load-or-recompute decision; None always loads.
-        storage: the storage tier; none by default.
-        tenants: by name, who shares the pools, and with which rights; namespaces that none of them
-            names belong to the tenant `default`. Without any, all requests are alike.
+        storage: the storage tier, `kvgraft_storage.StorageSettings` or a dictionary of its fields;
+            none by default.
+        tenants: by name, who shares the pools, and with which rights, each
+            `kvgraft_retention.TenantSettings` or a dictionary of its fields; namespaces that none
+            of them names belong to the tenant `default`. Without any, all requests are alike.
         cut_tokens: a prefill is cut where a state is worth keeping, but not closer than this to the
             cut or the prefix before: the cost of an extra pass of the model, in tokens.
         decode_interval_tokens: while a request decodes, a copy of its state is kept at each
@@ -249,8 +154,8 @@ class CacheConfig(SettingsModel):
     pin_share: float = Field(default=0.25, gt=0, le=1)
     write_policy: WritePolicy = WritePolicy.WRITE_BACK
     load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])
-    storage: StorageSettings | None = Field(default=None, examples=[STORAGE_EXAMPLE])
-    tenants: dict[str, TenantSettings] = Field(default={}, examples=[TENANTS_EXAMPLE])
+    storage: Any = Field(default=None, examples=[STORAGE_EXAMPLE])
+    tenants: dict[str, Any] = Field(default={}, examples=[TENANTS_EXAMPLE])
     cut_tokens: Tokens = Field(default=0, ge=0)
     decode_interval_tokens: Tokens = Field(default=256, ge=0)
     max_requests: PositiveInt | None = None
@@ -305,56 +210,26 @@ class CacheConfig(SettingsModel):
                 raise PydanticCustomError("pages", "{said}", {"said": said})
         return self
 
+    @field_validator("storage", "tenants")
+    @classmethod
+    def _of_their_packages(cls, given: Any, info: ValidationInfo) -> Any:
+        """Settings of a part are its package's own."""
+        if given is None or (info.field_name == "tenants" and not given):
+            return given
+        if not isinstance(given, (Mapping, SettingsModel)):
+            raise PydanticCustomError("dict_type", "give options by name")
+        return load_part(f"{info.field_name}_settings")(given)
+
     @model_validator(mode="after")
-    def _tenants_agree(self) -> CacheConfig:
-        said = refused_tenants(self.tenants)
+    def _tenants_have_fixed_pools(self) -> CacheConfig:
         for tier, memory in (("device", self.device_memory), ("host", self.host_memory)):
             if self.tenants and memory is not None:
                 said = (
-                    f"tenants have shares of pools whose size stays; give {tier}_bytes instead of "
-                    f"{tier}_memory"
+                    "setting tenants: tenants have shares of pools whose size stays; give "
+                    f"{tier}_bytes instead of {tier}_memory"
                 )
-        if said:
-            raise PydanticCustomError("tenants", "{said}", {"said": f"setting tenants: {said}"})
+                raise PydanticCustomError("tenants", "{said}", {"said": said})
         return self
-
-
-def refused_tenants(tenants: Mapping[str, TenantSettings]) -> str:
-    """Why these cannot share a cache; empty if they can."""
-    owners: dict[Any, str] = {}
-    for name, each in tenants.items():
-        shares = (each.guarantee, each.limit), each.on_host
-        for (guarantee, limit), tier in zip(shares, ("", "host_")):
-            if guarantee > limit:
-                return (
-                    f"{name!r} has {tier}guarantee={guarantee} above {tier}limit={limit}; give "
-                    f"{tier}limit={guarantee} or more"
-                )
-        named = [("namespace", namespace) for namespace in each.namespaces]
-        for owned in named + [("prefix", prefix) for prefix in each.prefixes]:
-            kind, namespace = owned
-            try:
-                owner = owners.setdefault(owned, name)
-            except TypeError:
-                return f"{name!r} has the {kind} {shown(namespace)}, which is not hashable"
-            if owner != name:
-                return f"{owner!r} and {name!r} have the {kind} {shown(namespace)}; give it to one"
-    for tier, guarantees in (
-        ("", [each.guarantee for each in tenants.values()]),
-        ("host_", [each.on_host[0] for each in tenants.values()]),
-    ):
-        if sum(guarantees) > 1 + 1e-9:
-            return (
-                f"{' + '.join(map(str, guarantees))} of {tier}guarantee are more than 1; lower "
-                f"one by {round(sum(guarantees) - 1, 6)}"
-            )
-    for name, each in tenants.items():
-        if name != OTHERS and not (each.namespaces or each.prefixes):
-            return (
-                f"{name!r} has neither namespaces nor prefixes, so nobody is it; give "
-                f"'namespaces': [{shown(name)}] or others"
-            )
-    return ""
 
 
 MOST_PAGES = 2**31 - 1

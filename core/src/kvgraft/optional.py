@@ -105,6 +105,7 @@ TESTING: Final = ("plugins/testing/requirements.txt",)
 
 PARTS: Final[Mapping[str, Sequence[str]]] = {
     "storage": STORAGE,
+    "storage_settings": STORAGE,
     "guard": GUARD,
     "events": OBSERVE,
     "explain": OBSERVE,
@@ -114,6 +115,7 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "lifetimes": RETENTION,
     "pins": RETENTION,
     "tenants": RETENTION,
+    "tenants_settings": RETENTION,
     "clear": RETENTION,
     "sweeper": RETENTION,
     "steps": SCHEDULING,

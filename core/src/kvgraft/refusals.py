@@ -9,16 +9,27 @@ pydantic finds the error; its wording and its links are for programmers of the m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from reprlib import Repr
-from typing import Any, ClassVar, get_args
+from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-__all__ = ["SettingsModel", "closest", "first_refusal", "of_type", "other_names", "shown", "wanted"]
+__all__ = [
+    "SettingsModel",
+    "checked",
+    "closest",
+    "first_refusal",
+    "of_type",
+    "other_names",
+    "shown",
+    "wanted",
+]
+
+Settings = TypeVar("Settings", bound=BaseModel)
 
 _SHORT = Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
@@ -111,7 +122,26 @@ def _kinds(annotation: object) -> set[object]:
     return {annotation}.union(*map(_kinds, get_args(annotation)))
 
 
-def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> str:
+def checked(model: type[Settings], given: object, *place: str) -> Settings:
+    """Settings inside others, of a model that those do not know; for a validator of pydantic's.
+
+    Args:
+        model: of these settings.
+        given: them, or a dictionary.
+        place: the names of the settings that they are inside of.
+    """
+    if isinstance(given, model):
+        return given
+    try:
+        return model.model_validate(given)
+    except ValidationError as error:
+        said = first_refusal(error, model, "setting", place)
+        raise PydanticCustomError("inside", "{said}", {"said": said}) from error
+
+
+def first_refusal(
+    error: ValidationError, model: type[BaseModel], noun: str, inside: Sequence[str] = ()
+) -> str:
     """One line about the first thing that is wrong.
 
     A misspelt name comes first: where the right one is required, it shows as missing as well.
@@ -120,12 +150,13 @@ def first_refusal(error: ValidationError, model: type[BaseModel], noun: str) -> 
         error: raised for `model`.
         model: the model that refused the fields.
         noun: the word for a field: "setting" or "option".
+        inside: the names of the fields that the model's are inside of.
     """
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-    place = [str(part) for part in first["loc"]]
-    if not place:
+    place = [*inside, *map(str, first["loc"])]
+    if not place or first["type"] == "inside":
         return _plain(first)
-    fields = _fields_around(model, place)
+    fields = _fields_around(model, place[len(inside) :])
     if first["type"] == "extra_forbidden":
         return _unknown(place, fields, noun, getattr(model, "elsewhere", {}))
     field = fields.get(place[-1])

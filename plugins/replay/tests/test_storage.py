@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache
-from kvgraft.config import PrefetchPolicy, StorePolicy
 from kvgraft.types import Tier
 from kvgraft_replay.engine import EngineModel
 from kvgraft_replay.fetching import Fetching
@@ -23,6 +22,7 @@ from kvgraft_replay.report.schema import ReplayResult, StorageCounts
 from kvgraft_replay.running import Player
 from kvgraft_replay.synthetic import synthetic_workload
 from kvgraft_replay.workload import Span, TraceRequest, Workload
+from kvgraft_storage.settings import PrefetchPolicy, StorePolicy
 
 PAGE = 32
 REQUESTS = 24

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvgraft import ConfigError
-from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
+from kvgraft_storage import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft_storage.tier import StorageTier
 from kvgraft_transformers import ModelMemory
 from kvgraft_transformers.identity import digest_weights, name_model, name_numerics

@@ -8,11 +8,11 @@ from __future__ import annotations
 import time
 
 from kvgraft.cache import Cache
-from kvgraft.config import PrefetchPolicy
 from kvgraft.requests.request import Request
 from kvgraft.types import Span
 from kvgraft_replay.meter import Meter
 from kvgraft_replay.running import Job
+from kvgraft_storage.settings import PrefetchPolicy
 
 __all__ = ["Fetching"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import kvgraft
 from kvgraft.cache import Cache
-from kvgraft.config import CacheConfig, StorageSettings, parse_config
+from kvgraft.config import CacheConfig, parse_config
 from kvgraft.devices import SIMULATED
 from kvgraft.errors import ConfigError
 from kvgraft.types import Tier
@@ -27,6 +27,7 @@ from kvgraft_replay.tenants import unused_tenants
 from kvgraft_replay.timeline import Timeline
 from kvgraft_replay.totals import Totals
 from kvgraft_replay.workload import Workload
+from kvgraft_storage.settings import StorageSettings
 
 __all__ = ["ReplaySettings", "replay"]
 

@@ -7,11 +7,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from kvgraft.config import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
 from kvgraft_cli.cache_options import OptionGroup
 from kvgraft_cli.sizes import ByteCount, TokenCount
 from kvgraft_replay.numbers import Number
+from kvgraft_storage.settings import PrefetchPolicy, StorageSettings, StorePolicy
 
 __all__ = ["storage_options", "storage_settings"]
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from kvgraft.config import OTHERS
 from kvgraft.errors import ConfigError
 from kvgraft_cli.cache_options import OptionGroup, tenant_option
 from kvgraft_replay.numbers import Number
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
+from kvgraft_retention.settings import OTHERS
 
 __all__ = ["SCANNER", "TRACE", "scanned", "tenant_options", "unused_tenants", "with_scanner"]
 

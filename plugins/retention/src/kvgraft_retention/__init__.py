@@ -1,5 +1,6 @@
 """Data that is kept longer, or less long, than its use says: for whom, and until when (K4 to K6).
 
+settings    shares and namespaces of tenants
 tenants     their shares of every pool, and whose data goes for whose request
 pins        prefixes that stay until they are unpinned, within a share of every pool
 lifetimes   priorities and times to live
@@ -11,5 +12,6 @@ from __future__ import annotations
 
 from kvgraft_retention.lifetimes import Retention
 from kvgraft_retention.pins import Pin
+from kvgraft_retention.settings import TenantSettings
 
-__all__ = ["Pin", "Retention"]
+__all__ = ["Pin", "Retention", "TenantSettings"]

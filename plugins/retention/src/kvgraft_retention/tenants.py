@@ -21,7 +21,6 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from kvgraft.config import OTHERS, TenantSettings
 from kvgraft.errors import ConfigError
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.requests.hits import HitCounts, Loaded
@@ -29,6 +28,7 @@ from kvgraft.requests.request import Request
 from kvgraft.tree.ledger import Ledger, PoolBooks
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+from kvgraft_retention.settings import OTHERS, TenantSettings
 from kvgraft_retention.stats import PoolShare, TenantStats, TenantTokens
 
 __all__ = [

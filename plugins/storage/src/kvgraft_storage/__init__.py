@@ -48,6 +48,7 @@ from kvgraft_storage.memory import (
     scatter,
 )
 from kvgraft_storage.payload import HEADER_NBYTES, Header, damage, decode_header
+from kvgraft_storage.settings import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft_storage.status import TRANSIENT, WRONG, Status
 from kvgraft_storage.supervised import Storage
 from kvgraft_storage.ticket import StorageTicket
@@ -74,14 +75,17 @@ __all__ = [
     "FoundDriver",
     "Header",
     "PageChain",
+    "PrefetchPolicy",
     "ScatteredValue",
     "Status",
     "Storage",
     "StorageBackend",
     "StorageDriver",
     "StorageOptions",
+    "StorageSettings",
     "StorageTicket",
     "StoreEvent",
+    "StorePolicy",
     "StoreSettings",
     "StoreStats",
     "SupervisionLimits",

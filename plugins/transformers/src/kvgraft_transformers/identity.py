@@ -23,7 +23,7 @@ import xxhash
 from transformers import PreTrainedModel
 
 from kvgraft import ConfigError
-from kvgraft.config import StorageSettings
+from kvgraft_storage import StorageSettings
 
 __all__ = ["digest_weights", "name_model", "name_numerics", "storage_options"]
 

@@ -12,10 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from kvgraft import Cache, ConfigError, Prefetch, Step, TokenKey
-from kvgraft.config import CacheConfig, StorageSettings, parse_config
+from kvgraft.config import CacheConfig, parse_config
 from kvgraft.pools import DevicePool, HostMirror
 from kvgraft.transfers import TransferEngine
 from kvgraft_hisparse.pools import SparseComponent
+from kvgraft_storage import StorageSettings
 from kvgraft_transformers.architecture import Architecture, LayerPlan, read_architecture
 from kvgraft_transformers.hooks import watch_forward, watch_generate
 from kvgraft_transformers.identity import digest_weights, storage_options
@@ -129,7 +130,7 @@ class ModelMemory:
             components: options to add per component or per package, such as
                 `{"mamba": {"states": 64}}`.
             storage: a store's URL such as `"file:/var/cache/kvgraft?capacity=10GiB"`, or options
-                of `kvgraft.StorageSettings`. `model` and `weights` are read off the model
+                of `kvgraft_storage.StorageSettings`. `model` and `weights` are read off the model
                 unless they are given, the weights at 10 GB/s; versions, precision and processor
                 are always part of the `salt`, so that other numerics never share.
             transfers: engine for copies between tiers.

@@ -12,7 +12,6 @@ from collections.abc import Callable, Container, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from kvgraft.config import PrefetchPolicy, StorageSettings
 from kvgraft.errors import LeaseError
 from kvgraft.refusals import of_type
 from kvgraft.requests.request import expect_key
@@ -22,6 +21,7 @@ from kvgraft.tree.keys import TokenKey, common_prefix_pages
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt
+from kvgraft_storage.settings import PrefetchPolicy, StorageSettings
 from kvgraft_storage.tier.context import TierContext
 from kvgraft_storage.tier.deliveries import Deliveries
 from kvgraft_storage.tier.fetching import Fetch, Phase

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.config import StorageSettings, StorePolicy
 from kvgraft.errors import ConfigError
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Node
@@ -20,6 +19,7 @@ from kvgraft.tree.tree import TreeObserver
 from kvgraft.types import Tier
 from kvgraft_storage import TRANSIENT, Access, BreakerState, Status, StorageTicket
 from kvgraft_storage.memory import Buffers, aligned, copy, round_up
+from kvgraft_storage.settings import StorageSettings, StorePolicy
 from kvgraft_storage.tier.context import TierContext
 from kvgraft_storage.tier.prefix_probe import Allowance, PrefixProbe, probe_prefix
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from kvgraft.config import StorageSettings
 from kvgraft.errors import ConfigError, LeaseError, SnapshotError
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.eviction import Evictor
@@ -27,6 +26,7 @@ from kvgraft_storage import (
     SupervisionLimits,
     open_storage,
 )
+from kvgraft_storage.settings import StorageSettings
 from kvgraft_storage.stats import StorageStats
 from kvgraft_storage.tier.context import TierContext
 from kvgraft_storage.tier.deliveries import Delivery

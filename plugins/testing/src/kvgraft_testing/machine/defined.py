@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvgraft.config import TenantSettings
 from kvgraft.tree.component import Candidates
 from kvgraft.types import Tier
+from kvgraft_retention.settings import TenantSettings
 from kvgraft_retention.tenants import TenantLedger
 from kvgraft_testing.machine.brute_force import Gone
 from kvgraft_testing.machine.judging import Judge

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from kvgraft.cache import Cache
-from kvgraft.config import TenantSettings
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.types import Tier
+from kvgraft_retention.settings import TenantSettings
 from kvgraft_retention.tenants import TenantLedger
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, ModelComponent, Prefix
 

@@ -8,19 +8,14 @@ from typing import Any
 
 from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
-from kvgraft.config import (
-    CacheConfig,
-    PrefetchPolicy,
-    StorageSettings,
-    StorePolicy,
-    TenantSettings,
-    WritePolicy,
-)
+from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.devices import SIMULATED
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.transfers import TransferEngine
 from kvgraft.types import Tier
 from kvgraft_arena.sizing import planned_nbytes
+from kvgraft_retention.settings import TenantSettings
+from kvgraft_storage.settings import PrefetchPolicy, StorageSettings, StorePolicy
 from kvgraft_testing.machine.accelerators import PromptedAcceleratorEngine
 from kvgraft_testing.machine.components import (
     REFERENCE_OPTIONS,

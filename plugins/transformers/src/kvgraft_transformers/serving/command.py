@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvgraft import ConfigError, GuardMode
-from kvgraft.config import CacheConfig, PrefetchPolicy, StorePolicy, parse_config
+from kvgraft.config import CacheConfig, parse_config
 from kvgraft_cli.cache_options import (
     PolicyName,
     check_tenants,
@@ -25,6 +25,7 @@ from kvgraft_cli.cache_options import (
     write_policy_option,
 )
 from kvgraft_cli.sizes import PoolSize, TokenCount, WholeNumber
+from kvgraft_storage import PrefetchPolicy, StorePolicy
 from kvgraft_transformers.serving.checkpoint import (
     check_device,
     find_checkpoint,
