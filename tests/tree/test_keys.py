@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tracemalloc
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -44,6 +45,27 @@ def test_a_key_holds_the_tokens_it_was_given(tokens: list[int]) -> None:
 )
 def test_any_source_of_integers_gives_the_same_key(source: Any) -> None:
     assert TokenKey(source).data == TokenKey([7, 8, 9]).data
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
+def test_the_ids_of_a_prompt_are_copied_once(dtype: str) -> None:
+    prompt = np.arange(100_000, dtype=dtype)
+    TokenKey(prompt[:5000])  # what is imported at the first one
+    tracemalloc.start()
+    key = TokenKey(prompt)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1.1 * len(key.data)
+    assert key.data == prompt.astype(np.int32).tobytes()
+
+
+def test_a_key_that_gets_its_first_ids_keeps_its_data() -> None:
+    key = TokenKey()
+    data = key.data  # a policy reads it as it grows
+    key.extend(np.arange(3))
+    key.extend(np.arange(3, 5000))
+    assert data is key.data
+    assert key.tokens().tolist() == list(range(5000))
 
 
 @given(parts=st.lists(st.lists(ids)))

@@ -103,8 +103,8 @@ def expect_namespace(namespace: object) -> None:
         ) from None
 
 
-def _array_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """The token ids of an array, int32 `[n_tokens]` in one piece of memory; copied if need be.
+def _ids(tokens: npt.NDArray[Any]) -> npt.NDArray[np.integer]:
+    """The token ids of an array, `[n_tokens]`, once they are known to fit int32; no copy.
 
     Raises:
         ConfigError: they are of several sequences, masked, no integers, negative, or do not fit.
@@ -130,7 +130,17 @@ def _array_int32(tokens: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         raise ConfigError(
             f"token ids {low}..{high} do not fit int32; use the model's own vocabulary"
         )
-    return np.ascontiguousarray(tokens, np.int32)
+    return tokens
+
+
+def _append(data: bytearray, ids: npt.NDArray[np.integer]) -> None:
+    """Append token ids to a key's data; a prompt of another dtype is copied once, not twice."""
+    if data or ids.dtype == np.int32:
+        data += np.ascontiguousarray(ids, np.int32).data
+    else:
+        data.append(0)
+        data *= ids.size * TOKEN_BYTES  # the same object
+        np.frombuffer(data, np.int32)[:] = ids
 
 
 def _is_short(tokens: npt.NDArray[Any]) -> bool:
@@ -160,7 +170,7 @@ def token_rows(tokens: object, n_rows: int) -> bytes:
             f"token ids of shape {array.shape} for {n_rows} sequences; give as many for each, "
             f"[{n_rows}] or [{n_rows}, n]"
         )
-    return _array_int32(array.reshape(-1)).tobytes()
+    return _ids(array.reshape(-1)).astype(np.int32).tobytes()
 
 
 @lru_cache(maxsize=256)
@@ -296,7 +306,7 @@ class TokenKey:
                 data = _packing(len(tokens))(*tokens)  # 3x array()
             elif isinstance(tokens, np.ndarray):
                 if not _is_short(tokens):
-                    self.data += _array_int32(tokens).data
+                    _append(self.data, _ids(tokens))
                     return
                 data = tokens.tobytes()
             elif _is_text(tokens):
