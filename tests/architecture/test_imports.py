@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 16_830
+MOST_LINES = 16_730
 """Of the core's source."""
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from kvgraft import Cache, ConfigError, ContractViolation, Demand, TokenKey, hookimpl
 from kvgraft.config import GuardMode, parse_config
-from kvgraft.packages.dispatch import BOUND_HOOKS
 from kvgraft.requests.eviction import Evictor
 from kvgraft.transfers import Journal
 from kvgraft.tree.tree import Tree
 from kvgraft_guard import HookGuard
+from kvgraft_guard.managing import BOUND_HOOKS
 from kvgraft_guard.operations import GuardedOperations
 
 from ..serving.own_parts import override, own_parts

@@ -150,9 +150,17 @@ GUARDED_CORES: dict[str, BadCore] = {
     "the youngest of a span goes first": BadCore(
         ("T7", "T12"),
         "policies/recency.py",
-        "        entry = self._firsts[0], self._nodes[0][0]\n        self._remove(0, 0)\n",
-        "        entry = self._firsts[-1], self._nodes[-1][0]\n"
-        "        self._remove(len(self._firsts) - 1, 0)\n",
+        (
+            "        entry = self.entry(0, 0)\n"
+            "        if entry is not None:\n"
+            "            self._remove(0, 0)\n"
+        ),
+        (
+            "        last = max(0, len(self._firsts) - 1)\n"
+            "        entry = self.entry(last, 0)\n"
+            "        if entry is not None:\n"
+            "            self._remove(last, 0)\n"
+        ),
     ),
     "a candidate keeps the place it was entered with": BadCore(
         ("T7", "T12"),

@@ -8,10 +8,10 @@ from typing import get_args, get_origin, get_type_hints
 import pytest
 
 from kvgraft import hookspecs
-from kvgraft.packages import dispatch
 from kvgraft.packages.dispatch import LockHooks, Mounted, TransferHooks
 from kvgraft.pools import Component
 from kvgraft.pools.component import PlaneCopy
+from kvgraft_guard import managing
 
 BOUND = {
     "finalize_match_result": (Mounted, "finalize_match_result"),
@@ -34,7 +34,7 @@ def _types_of(record: type, attribute: str) -> tuple[object, object]:
 
 
 def test_every_bound_hook_is_an_attribute() -> None:
-    assert [spec.__name__ for spec in dispatch.BOUND_HOOKS] == list(BOUND)
+    assert [spec.__name__ for spec in managing.BOUND_HOOKS] == list(BOUND)
 
 
 @pytest.mark.parametrize("hook", BOUND)

@@ -39,6 +39,8 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Kind, Tier
 
 if TYPE_CHECKING:
+    from pluggy import PluginManager
+
     from kvgraft.parts import Arenas, Recorder, StorageTier
 
 Made = TypeVar("Made")
@@ -91,10 +93,10 @@ class PartsFactory:
         made: Made = self.kind(kind)(*given, **named)
         return made
 
-    def hook_wrappers(self, plugin: Plugin) -> list[object]:
-        """Plugins with hook wrappers to run around a component's hooks."""
+    def hook_manager(self, plugin: Plugin) -> PluginManager | None:
+        """Calls a component's hooks with wrappers around them; None where they are called alone."""
         del plugin
-        return []
+        return None
 
     def ledger(self, each: Mounted, tier: Tier, pool: DevicePool | HostMirror) -> PoolBooks:
         """The books of one of a component's pools in the tree."""
@@ -256,7 +258,7 @@ def build_components(
     for name, plugin in chosen.items():
         with plan.building(name):
             mounted[name] = mount(
-                plugin, config.components[name], context, parts.hook_wrappers(plugin)
+                plugin, config.components[name], context, parts.hook_manager(plugin)
             )
     return mounted
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
 from numbers import Integral
 from reprlib import Repr
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +20,7 @@ import pluggy
 from pydantic import BaseModel, ValidationError
 
 from kvgraft import hookspecs
-from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR, PROJECT
+from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
 from kvgraft.errors import (
     ConfigError,
     ContractViolation,
@@ -221,52 +220,6 @@ def parse_options(plugin: Plugin, options: dict[str, Any]) -> BaseModel:
         raise PluginError(plugin.name, said, "P7") from error
 
 
-BOUND_HOOKS = (
-    hookspecs.finalize_match_result,
-    hookspecs.acquire_component_lock,
-    hookspecs.release_component_lock,
-    hookspecs.build_hicache_transfers,
-    hookspecs.commit_hicache_transfers,
-    hookspecs.abort_hicache_transfers,
-    hookspecs.budget_contribution,
-)
-"""The specifications of the hooks in the table."""
-
-
-class _Hooks:
-    """Functions as attributes, for pluggy to register."""
-
-    def __init__(self, functions: dict[str, Callable[..., object]]) -> None:
-        vars(self).update(functions)
-
-
-def _wrap(plugin: Plugin, wrappers: Sequence[object]) -> pluggy.PluginManager:
-    """A component's hooks and wrappers around them, in a manager of their own."""
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs)
-    implemented: dict[str, Callable[..., object]] = {}
-    for spec in BOUND_HOOKS:
-        function = getattr(plugin.implementation, spec.__name__, None)
-        if function is not None:
-            implemented[spec.__name__] = _marked(spec, function)
-    manager.register(_Hooks(implemented), name=plugin.name)
-    for wrapper in wrappers:
-        manager.register(wrapper)
-    manager.check_pending()
-    return manager
-
-
-def _marked(spec: Callable[..., object], function: Callable[..., object]) -> Callable[..., object]:
-    """The function, for pluggy: it reads the spec's arguments, an adapter does not show them."""
-
-    @hookspecs.hookimpl
-    @wraps(spec)
-    def call(*values: object) -> object:
-        return function(*values)
-
-    return call
-
-
 class _Binding(NamedTuple):
     """Binds one component's hooks, each with the signature of its specification."""
 
@@ -339,7 +292,7 @@ def mount(
     plugin: Plugin,
     options: dict[str, Any],
     context: BuildContext,
-    wrappers: Sequence[object] = (),
+    manager: pluggy.PluginManager | None = None,
 ) -> Mounted:
     """Build one component and freeze its hooks.
 
@@ -347,7 +300,7 @@ def mount(
         plugin: the component package.
         options: its options.
         context: page size, device and sizes.
-        wrappers: objects with hook wrappers, `@hookimpl(wrapper=True)`, to run around its hooks.
+        manager: calls its hooks, where observers have wrappers around them; see `Mounted`.
 
     Raises:
         PluginError: options it refuses, pools that do not fit its declaration, or a failing
@@ -365,7 +318,6 @@ def mount(
     except (Exception, SystemExit) as error:
         raise PluginHookError(plugin.name, "create_component", error) from error
     _check_component(plugin, component)
-    manager = _wrap(plugin, wrappers) if wrappers else None
     binding = _Binding(plugin, component, manager)
     return Mounted(
         plugin,

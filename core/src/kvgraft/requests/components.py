@@ -41,27 +41,6 @@ def divided(runs: list[Run], spans: Sequence[Span]) -> tuple[list[Run], list[Run
     return inside, outside
 
 
-def marked(runs: list[Run], worth: Sequence[Span]) -> list[Run]:
-    """The same pages; those outside `worth` (ordered, disjoint spans) are marked left behind."""
-    marked: list[Run] = []
-    for run in runs:
-        position = run.first
-        for start, end in worth:
-            if end <= position:
-                continue
-            if start >= run.end:
-                break
-            if start > position:
-                marked.append(run.cut(position, start, is_left=True))
-                position = start
-            stop = end if end < run.end else run.end
-            marked.append(run.cut(position, stop))
-            position = stop
-        if position < run.end:
-            marked.append(run.cut(position, run.end, is_left=True))
-    return marked
-
-
 class Account:
     """A promise on a ledger.
 
@@ -402,11 +381,6 @@ class RequestState(RequestComponent):
         self.captured: dict[int, bytes] = {}
         self.shared = self.tracked_page = self.due = 0
         self.due_as = DECODED
-
-    @property
-    def due_is_checkpoint(self) -> bool:
-        """Whether the state that is due is kept as a captured one."""
-        return self.due_as is not DECODED
 
     def give_back(self) -> None:
         """Free every state it holds (H8)."""

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import LeaseError
 from kvgraft.requests.backup import Backups
-from kvgraft.requests.components import RequestComponent, RequestState, divided, marked
+from kvgraft.requests.components import RequestComponent, RequestState, divided
 from kvgraft.requests.leases import Leases, Locks
 from kvgraft.requests.request import Request
 from kvgraft.requests.resume_points import END, GRID
@@ -101,12 +101,11 @@ class Offers:
         worth = needed_between(component, request.points, first, end)
         if len(worth) == 1 and worth[0].start <= first and worth[0].end >= end:
             return runs
-        if not self.tree.has_state:
-            return marked(runs, worth)
         kept, behind = divided(runs, worth)
-        behind, useless = divided(behind, needed_between(component, request.left, first, end))
-        if useless:
-            part.free_pages(useless)
+        if self.tree.has_state:
+            behind, useless = divided(behind, needed_between(component, request.left, first, end))
+            if useless:
+                part.free_pages(useless)
         left = [run.cut(run.first, run.end, is_left=True) for run in behind]
         return sorted([*kept, *left], key=inserting.first_page)
 

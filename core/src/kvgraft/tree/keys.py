@@ -90,7 +90,7 @@ def expect_namespace(namespace: object) -> None:
             parts += [(each, depth + 1) for each in part]
         elif isinstance(part, (Number, np.bool_)):
             raise ConfigError(
-                f"namespace {_shown(namespace)}: {part!r:.40} is {of_type(part)}, and equal "
+                f"namespace {shown_start(namespace)}: {part!r:.40} is {of_type(part)}, and equal "
                 "numbers of different types would be one namespace; use an int, a str, bytes or a "
                 "tuple of them"
             )
@@ -98,12 +98,12 @@ def expect_namespace(namespace: object) -> None:
         hash(namespace)
     except TypeError:
         raise ConfigError(
-            f"namespace {_shown(namespace)} is {of_type(namespace)}, which cannot be hashed; "
+            f"namespace {shown_start(namespace)} is {of_type(namespace)}, which cannot be hashed; "
             "use an int, a str, bytes or a tuple of them"
         ) from None
 
 
-def _ids(tokens: npt.NDArray[Any]) -> npt.NDArray[np.integer]:
+def token_ids(tokens: npt.NDArray[Any]) -> npt.NDArray[np.integer]:
     """The token ids of an array, `[n_tokens]`, once they are known to fit int32; no copy.
 
     Raises:
@@ -147,30 +147,6 @@ def _is_short(tokens: npt.NDArray[Any]) -> bool:
     """Whether its bytes are the key's, and as fast to copy and look through as to look at."""
     plain = type(tokens) is np.ndarray and tokens.dtype == np.int32 and tokens.ndim == 1
     return plain and tokens.nbytes <= SHORT_BYTES
-
-
-def token_rows(tokens: object, n_rows: int) -> bytes:
-    """The token ids of several sequences, as many of each, one sequence after the other as int32.
-
-    Args:
-        tokens: integers `[n_rows]` or `[n_rows, n]`: an array, a tensor on the CPU, or lists.
-        n_rows: how many sequences.
-
-    Raises:
-        ConfigError: token ids that a key refuses, or of another number of sequences.
-    """
-    try:
-        array = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
-    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise ConfigError(
-            f"token ids {_shown(tokens)} are no array of integers: {error}"
-        ) from error
-    if array.ndim not in (1, 2) or len(array) != n_rows:
-        raise ConfigError(
-            f"token ids of shape {array.shape} for {n_rows} sequences; give as many for each, "
-            f"[{n_rows}] or [{n_rows}, n]"
-        )
-    return _ids(array.reshape(-1)).astype(np.int32).tobytes()
 
 
 @lru_cache(maxsize=256)
@@ -220,11 +196,11 @@ def _first_bad(tokens: object, error: Exception) -> str:
             try:
                 struct.pack("i", token)
             except (TypeError, struct.error):
-                return f"token {index} is {_shown(token)}"
+                return f"token {index} is {shown_start(token)}"
     return str(error) if hasattr(tokens, "__iter__") else f"{of_type(tokens)} is no list"
 
 
-def _shown(value: object) -> str:
+def shown_start(value: object) -> str:
     """The start of a value's text; its type where it has none, as an int of 5,000 digits."""
     try:
         return f"{value!r:.60}"
@@ -306,7 +282,7 @@ class TokenKey:
                 data = _packing(len(tokens))(*tokens)  # 3x array()
             elif isinstance(tokens, np.ndarray):
                 if not _is_short(tokens):
-                    _append(self.data, _ids(tokens))
+                    _append(self.data, token_ids(tokens))
                     return
                 data = tokens.tobytes()
             elif _is_text(tokens):

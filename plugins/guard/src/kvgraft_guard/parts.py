@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from pluggy import PluginManager
 
 from kvgraft.assembly import Given, Made, PartsFactory
 from kvgraft.cache import Cache
@@ -33,6 +34,7 @@ from kvgraft.types import Direction, Tier
 from kvgraft_guard.events import guarded_recorder
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.integrity import check_cache, check_row
+from kvgraft_guard.managing import managed
 from kvgraft_guard.operations import guarded_operations
 from kvgraft_guard.splits import check_split, read_node
 from kvgraft_guard.tiering import SteppedTier, guarded_tier
@@ -258,8 +260,8 @@ class GuardedPartsFactory(PartsFactory):
                 return guarded
         return plain
 
-    def hook_wrappers(self, plugin: Plugin) -> list[object]:
-        return [HookGuard(plugin, ask_twice=self.config.guard is GuardMode.ON)]
+    def hook_manager(self, plugin: Plugin) -> PluginManager:
+        return managed(plugin, HookGuard(plugin, ask_twice=self.config.guard is GuardMode.ON))
 
     def make(self, plain: Callable[Given, Made], *given: Given.args, **named: Given.kwargs) -> Made:
         made = super().make(plain, *given, **named)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from kvgraft.cache import Cache
 from kvgraft.errors import ContractViolation
+from kvgraft.requests.components import DECODED
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import PointKind
@@ -173,7 +174,7 @@ class PublishedData:
         for component in self._stateful:
             slots_of = request.state_component(component.index)
             states[component.index] = dict(slots_of.captured) if slots_of is not None else {}
-            if slots_of is not None and slots_of.due_is_checkpoint:
+            if slots_of is not None and slots_of.due_as is not DECODED:
                 due = max(due, slots_of.due)
             shared[component.index] = {
                 node.end: cell.device

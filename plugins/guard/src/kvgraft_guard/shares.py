@@ -17,7 +17,7 @@ from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
 from kvgraft.pools import DevicePool
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.requests.components import Due
+from kvgraft.requests.components import DECODED, Due
 from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
@@ -350,7 +350,7 @@ class Shares:
             elif ending and own.tracked is not None:
                 mine.setdefault(own.tracked_page, own.tracked)
                 sure = max(own.shared, *mine)
-            due_too = not ending and own.due_is_checkpoint
+            due_too = not ending and own.due_as is not DECODED
             states[component.index] = mine
             best = min(best, max(sure, own.due) if due_too else sure)
             at_least = min(at_least, sure)

@@ -30,7 +30,7 @@ from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request, no_request
 from kvgraft.requests.slots import StateSlots
 from kvgraft.sizes import expect_count
-from kvgraft.tree.keys import TOKEN_BYTES, token_rows
+from kvgraft.tree.keys import TOKEN_BYTES, shown_start, token_ids
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
 from kvgraft_scheduling.lookahead import NO_EVICT_FIRST, evict_first_schedule, slides_from
@@ -612,6 +612,30 @@ def stepper_of(cache: Any, make: Callable[..., Stepper]) -> Stepper:
     pinned = config.device.startswith("cuda") and config.payload
     rows = Rows(cache.tree, config.max_requests, config.max_tokens, pinned=pinned)
     return make(Stepper, cache.tree, rows, cache.publisher, cache.states, cache.evictor)
+
+
+def token_rows(tokens: object, n_rows: int) -> bytes:
+    """The token ids of several sequences, as many of each, one sequence after the other as int32.
+
+    Args:
+        tokens: integers `[n_rows]` or `[n_rows, n]`: an array, a tensor on the CPU, or lists.
+        n_rows: how many sequences.
+
+    Raises:
+        ConfigError: token ids that a key refuses, or of another number of sequences.
+    """
+    try:
+        array = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise ConfigError(
+            f"token ids {shown_start(tokens)} are no array of integers: {error}"
+        ) from error
+    if array.ndim not in (1, 2) or len(array) != n_rows:
+        raise ConfigError(
+            f"token ids of shape {array.shape} for {n_rows} sequences; give as many for each, "
+            f"[{n_rows}] or [{n_rows}, n]"
+        )
+    return token_ids(array.reshape(-1)).astype(np.int32).tobytes()
 
 
 def _counts(n_computed: object, n_requests: int) -> Ints:
