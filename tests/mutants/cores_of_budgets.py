@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from kvgraft.pools import allocator
-from kvgraft.tree import ledger
-from kvgraft_arena import extents, holders, moving
+from kvgraft_arena import extents, holders, moving, resizing
 
 from .cores import mutant
 from .cores_held_out import Defect, edited
@@ -38,7 +36,7 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
     "slots_that_close_cost_no_headroom": (
         ("A12", "A7", "A8", "K7"),
         edited(
-            ledger.MovableLedger.headroom,
+            resizing.MovableLedger.headroom,
             " - allocator.closing",
             "",
         ),
@@ -49,7 +47,7 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
     ),
     "the_allocator_gives_a_closed_slot": (
         ("K7", "T9", "T8"),
-        edited(allocator.ResizableAllocator.close, "if n_stacked:", "if False:"),
+        edited(resizing.ResizableAllocator.close, "if n_stacked:", "if False:"),
     ),
     "pinned_pages_stay_behind": (
         ("K7",),

@@ -10,8 +10,8 @@ import torch
 
 from kvgraft import ContractViolation, Tier
 from kvgraft.pools import DevicePool, HostMirror, PlaneSpec
-from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.plan import PoolPlan
+from kvgraft_arena.resizing import ResizableAllocator
 
 MIB = 1 << 20
 SPECS = [PlaneSpec(layer, "kv", (MIB // 2,), torch.uint8) for layer in range(2)]

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from kvgraft import ConfigError, ContractViolation, IntegrityError, Tier
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.requests.components import Account
-from kvgraft.tree.ledger import Ledger, MovableLedger
+from kvgraft.tree.ledger import Ledger
+from kvgraft_arena.resizing import MovableLedger
 from kvgraft_retention.tenants import SharedLedger, TenantLedger
 
 

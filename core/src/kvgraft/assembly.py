@@ -22,7 +22,6 @@ from kvgraft.packages.dispatch import Mounted, mount
 from kvgraft.packages.registry import Plugin, load_policy, select
 from kvgraft.parts import NoStorage
 from kvgraft.pools import BuildContext, DevicePool, HostMirror
-from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.plan import AvailableMemory, PoolPlan, available_nbytes
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request
@@ -34,7 +33,7 @@ from kvgraft.transfers import (
 )
 from kvgraft.tree.component import ordered
 from kvgraft.tree.eviction import use_policy
-from kvgraft.tree.ledger import Ledger, MovableLedger, PoolBooks
+from kvgraft.tree.ledger import Ledger, PoolBooks
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Kind, Tier
 
@@ -102,7 +101,9 @@ class PartsFactory:
         """The books of one of a component's pools in the tree."""
         name, allocator = each.name, pool.allocator
         if self.tenants is None:
-            kind = MovableLedger if isinstance(allocator, ResizableAllocator) else Ledger
+            kind: type[Ledger] = Ledger
+            if allocator.limit is not None:
+                kind = load_part("memory").ledger
             return kind(name, tier, allocator)
         granule = 1 if each.shape.kind is Kind.STATE else each.shape.slots_per_page
         shared: PoolBooks = self.tenants.ledger(name, tier, allocator, granule)

@@ -10,7 +10,6 @@ import torch
 
 from kvgraft.errors import ConfigError
 from kvgraft.optional import load_part
-from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.device import slot_index
 from kvgraft.pools.plan import CPU, PlannedMemory, plan_memory
 from kvgraft.pools.planes import PlaneSpec, lane_dtype, plane_nbytes
@@ -78,7 +77,7 @@ class HostMirror:
         """All slots, uint8 `[n_slots, slab_nbytes]`."""
         memory, allocator = self.planned, self.allocator
         n_slots, stride = allocator.capacity, self.slab_nbytes
-        if isinstance(allocator, ResizableAllocator):
+        if allocator.limit is not None:
             n_slots = allocator.limit
             if memory.device.type != "meta":
                 # it begins at a block

@@ -21,7 +21,7 @@ import torch
 from kvgraft.devices import DeviceRuntime
 from kvgraft.errors import ConfigError
 from kvgraft.optional import load_part
-from kvgraft.pools.allocator import ResizableAllocator, SlotAllocator, slots_within
+from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.sizes import format_nbytes
 from kvgraft.types import Tier
 
@@ -152,8 +152,9 @@ class PlannedMemory:
         """The slots of the pool: `n_slots`, and room for more where its boundary can move."""
         if self.limit_nbytes is None:
             return SlotAllocator(n_slots)
-        limit = max(n_slots, slots_within(self.limit_nbytes, slot_nbytes))
-        return ResizableAllocator(n_slots, limit)
+        memory = load_part("memory")
+        resizable: SlotAllocator = memory.allocator(n_slots, slot_nbytes, self.limit_nbytes)
+        return resizable
 
     @property
     def runtime(self) -> DeviceRuntime | None:

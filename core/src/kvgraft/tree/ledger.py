@@ -252,19 +252,3 @@ class Ledger(PoolBooks):
         """Slots a transfer held become free."""
         self.allocator.free(slots)
         self.in_flight -= len(slots) // SLOT_BYTES
-
-
-class MovableLedger(Ledger):
-    """The books of a pool whose boundary moves (K7).
-
-    Closed slots that are taken leave the pool when they are freed. Headroom counts for each a slot
-    that is kept for it, so a promise is covered while data moves, and after.
-    """
-
-    __slots__ = ()
-
-    @property
-    def headroom(self) -> int:
-        """Slots that may be given away without breaking a promise."""
-        allocator = self.allocator
-        return allocator.n_free + self.evictable - self.promised - allocator.closing

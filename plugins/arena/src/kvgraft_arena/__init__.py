@@ -9,6 +9,7 @@ sums        names of prefixes
 tiers       the arenas of a cache
 sizing      pools whose size is given in bytes
 split       bytes among the pools, by need
+resizing    slots and books of a pool whose boundary moves
 reserved    memory that stays where it is while pools take and give back parts of it
 """
 

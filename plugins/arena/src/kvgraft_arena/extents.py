@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvgraft.errors import ConfigError, IntegrityError
-from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.pools.plan import PlannedMemory
 from kvgraft.sizes import format_nbytes
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.types import Tier
 from kvgraft_arena.moving import Mover
+from kvgraft_arena.resizing import ResizableAllocator
 
 __all__ = ["EXTENTS", "Arena", "ArenaPool", "Memory"]
 

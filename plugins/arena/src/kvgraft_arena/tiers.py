@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError
 from kvgraft.packages.dispatch import Mounted
-from kvgraft.pools.allocator import ResizableAllocator
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request
 from kvgraft.transfers import Journal
@@ -19,6 +18,7 @@ from kvgraft_arena.extents import Arena, ArenaPool
 from kvgraft_arena.holders import SlotHolders
 from kvgraft_arena.moving import Mover
 from kvgraft_arena.reserved import can_reserve, reserve
+from kvgraft_arena.resizing import MovableLedger, ResizableAllocator, allocator_within
 from kvgraft_arena.shadows import SHARE, Shadow, Shadows
 
 __all__ = ["Arenas"]
@@ -37,9 +37,12 @@ class Arenas:
         by_tier: the arenas; none for a tier with fewer than two pools that can share.
         balances: what decides where their boundaries move, in the same order.
 
-    `reserve` has the memory of such a pool, where a device `can_reserve` any.
+    `reserve` has the memory of such a pool, where a device `can_reserve` any; `allocator` has its
+    slots, and `ledger` is of the class of its books.
     """
 
+    ledger = MovableLedger
+    allocator = staticmethod(allocator_within)
     can_reserve = staticmethod(can_reserve)
     reserve = staticmethod(reserve)
 
