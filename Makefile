@@ -200,21 +200,22 @@ bench-all: setup ## run every script in benchmarks/; takes long
 	@set -e; for script in $(filter-out benchmarks/_% benchmarks/builds.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) $$script; done
 
-# the core of the compiled build, unpacked: in front of the path it stands for the one in .venv
+# the core and kvgraft-scheduling, compiled and unpacked: in front of the path it stands for the one in .venv
 COMPILED := build/compiled
 # those that need no class of the core to be patched; tests/commands.py marks the others among them
 COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions tests/stepping \
   tests/guard tests/tree/test_collector.py tests/requests/test_misuse.py
 
-compiled: $(COMPILED)/.ready ## compile the core into build/compiled; needs a C compiler
+compiled: $(COMPILED)/.ready ## compile the core, and steps, into build/compiled; needs a C compiler
 	@echo "the compiled core is used with PYTHONPATH=$(abspath $(COMPILED))"
 
-$(COMPILED)/.ready: $(shell find core -name '*.py' -o -name pyproject.toml) | setup
+$(COMPILED)/.ready: $(shell find core plugins/scheduling -name '*.py' -o -name pyproject.toml) | setup
 	rm -rf $(COMPILED)
 	@mkdir -p $(COMPILED)
-	cd core && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(abspath $(PY)) -m hatchling build -t wheel -d $(abspath $(COMPILED)) \
-	  >$(abspath $(COMPILED)).log 2>&1 || { cat $(abspath $(COMPILED)).log; exit 1; }
-	$(PIP) install -q --no-deps --no-index --target $(COMPILED) $(COMPILED)/kvgraft-*.whl
+	@for each in core plugins/scheduling; do (cd $$each && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 \
+	  $(abspath $(PY)) -m hatchling build -t wheel -d $(abspath $(COMPILED))) \
+	  >$(COMPILED).log 2>&1 || { cat $(COMPILED).log; exit 1; }; done
+	$(PIP) install -q --no-deps --no-index --target $(COMPILED) $(COMPILED)/kvgraft*.whl
 	@touch $@
 
 test-compiled: compiled ## run the tests of the compiled core, except the long ones
@@ -227,8 +228,8 @@ build-plain: setup ## build a wheel and an sdist of every distribution into dist
 	$(PY) -m twine check --strict $(DIST)/kvgraft*
 
 build: build-plain compiled ## the same, and a compiled wheel of the core for this platform
-	cp $(COMPILED)/kvgraft-*.whl $(DIST)
-	$(PY) -m twine check --strict $(DIST)/kvgraft-*-linux_*.whl
+	cp $(COMPILED)/kvgraft*.whl $(DIST)
+	$(PY) -m twine check --strict $(DIST)/kvgraft*-linux_*.whl
 
 changelog: setup ## move the fragments of changes/ into CHANGELOG.md; VERSION=0.2.0
 	$(PY) -m scriv collect --version $(or $(VERSION),$(error give the version: make changelog VERSION=0.2.0))

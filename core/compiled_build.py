@@ -64,7 +64,7 @@ class CompiledBuild(BuildHookInterface):
                 debug_level="0",
                 multi_file=True,  # so that several processors share the work
                 target_dir=str(into / "c"),
-                group_name="kvgraft",
+                group_name=self.metadata.name.replace("-", "_"),
             )
             for each in extensions:
                 # calls between its files go straight to the function then
