@@ -74,14 +74,6 @@ def operation_of(node: Node, incoming: Incoming) -> Operation:
     return found
 
 
-def _join(operation: Operation) -> None:
-    """Note the operation on its nodes."""
-    for node in operation.nodes:
-        if node.operations is None:
-            node.operations = []
-        node.operations.append(operation)
-
-
 def _leave(tree: Tree, operation: Operation) -> None:
     """Take the operation off its nodes and release its pins."""
     for node in operation.nodes:
@@ -124,38 +116,53 @@ def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
     ]
 
 
-def _reserve_host(node: Node, components: list[TreeComponent]) -> list[bytes] | None:
-    """HOST slots for all of `components` on `node`, or none of them (B2)."""
-    reserved: list[bytes] = []
-    for component in components:
+def _reserve(
+    wanted: list[tuple[TreeComponent, Node]], *, to_host: bool
+) -> list[tuple[TreeComponent, Node, bytes]] | None:
+    """Slots on one tier for all that is wanted, or for nothing (B2, R4).
+
+    HOST has no promises to keep for it: there only slots are taken that nobody was promised.
+    """
+    reserved: list[tuple[TreeComponent, Node, bytes]] = []
+    for component, node in wanted:
         n_slots = component.n_slots(node)
-        ledger = component.hosts[node.tenant]
+        ledger = (component.hosts if to_host else component.devices)[node.tenant]
         assert ledger is not None
-        slots = ledger.reserve(n_slots) if n_slots <= ledger.spare else None
+        slots = ledger.reserve(n_slots) if not to_host or n_slots <= ledger.spare else None
         if slots is None:
-            _cancel_host(node, components, reserved)
+            _give_back(reserved, to_host=to_host)
             return None
-        reserved.append(slots)
+        reserved.append((component, node, slots))
     return reserved
 
 
-def _cancel_host(node: Node, components: list[TreeComponent], reserved: list[bytes]) -> None:
-    """Give back what `_reserve_host` reserved."""
-    for component, slots in zip(components, reserved):
-        ledger = component.hosts[node.tenant]
+def _give_back(reserved: list[tuple[TreeComponent, Node, bytes]], *, to_host: bool) -> None:
+    """Give back what `_reserve` took."""
+    for component, node, slots in reserved:
+        ledger = (component.hosts if to_host else component.devices)[node.tenant]
         assert ledger is not None
         ledger.cancel(slots)
 
 
-def _fill(
-    operation: Operation, node: Node, components: list[TreeComponent], reserved: list[bytes]
-) -> None:
-    """Put the reserved HOST slots on the node's cells."""
-    for component, slots in zip(components, reserved):
-        cell = node.cells[component.index]
-        assert cell.device is not None
-        cell.incoming = Incoming(id(operation), True, slots)
-        operation.pairs.append(SlotPair(component.index, cell.device, slots))
+def _begin(operation: Operation, reserved: list[tuple[TreeComponent, Node, bytes]]) -> None:
+    """Put the reserved slots on their cells, and the operation on its nodes."""
+    pairs: dict[int, SlotPair] = {}
+    for component, node, slots in reserved:
+        index = component.index
+        cell = node.cells[index]
+        cell.incoming = Incoming(id(operation), operation.to_host, slots)
+        source = cell.device if operation.to_host else cell.host
+        assert source is not None
+        device, host = (source, slots) if operation.to_host else (slots, source)
+        before = pairs.get(index)
+        if before is not None:
+            device, host = before.device + device, before.host + host
+        pairs[index] = SlotPair(index, device, host)
+    operation.pairs = [pairs[index] for index in sorted(pairs)]
+    for node in operation.nodes:
+        if node.operations is None:
+            node.operations = []
+        node.operations.append(operation)
 
 
 def begin_backup(tree: Tree, node: Node, components: list[TreeComponent]) -> Operation | None:
@@ -163,16 +170,15 @@ def begin_backup(tree: Tree, node: Node, components: list[TreeComponent]) -> Ope
 
     None if HOST is short, or if the node cannot be pinned meanwhile (A12).
     """
-    reserved = _reserve_host(node, components)
+    reserved = _reserve([(component, node) for component in components], to_host=True)
     if reserved is None:
         return None
     receipt = acquire_node(tree, node, components)
     if receipt is None:
-        _cancel_host(node, components, reserved)
+        _give_back(reserved, to_host=True)
         return None
     operation = Operation([node], receipt, to_host=True)
-    _fill(operation, node, components, reserved)
-    _join(operation)
+    _begin(operation, reserved)
     return operation
 
 
@@ -187,12 +193,11 @@ def begin_demotion(
     The DEVICE slots belong to the operation until the copy ends, whichever way it ends.
     """
     unbacked = [component for component in needs_backup(tree, node) if component in victims]
-    reserved = _reserve_host(node, unbacked)
+    reserved = _reserve([(component, node) for component in unbacked], to_host=True)
     if reserved is None:
         return None
     operation = Operation([node], None, to_host=True)
-    _fill(operation, node, unbacked, reserved)
-    _join(operation)
+    _begin(operation, reserved)
     for component in victims:
         copied = node.cells[component.index].is_backed
         cause: Cause = "demoted" if copied else "deleted" if component is short else along
@@ -272,18 +277,12 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
     #   free -> in_flight for every cell that lacks data; then the receipt's pages are pinned once
     #   more, for the copy. All is undone where a pool or the headroom is short (R2, R4).
     #   commit: in_flight -> pinned.      abort: in_flight -> free, and the pins go.
-    plan = load_plan(receipt, tree.components)
-    tenant = receipt.anchor.tenant
-    reserved: list[tuple[TreeComponent, Node, bytes]] = []
-    for component, nodes in zip(tree.components, plan):
-        for node in nodes:
-            slots = component.devices[tenant].reserve(component.n_slots(node))
-            if slots is None:
-                for other, _, taken in reserved:
-                    other.devices[tenant].cancel(taken)
-                return None
-            reserved.append((component, node, slots))
-    filled = sorted({id(node): node for _, node, _ in reserved}.values(), key=lambda n: n.start)
+    plan = zip(tree.components, load_plan(receipt, tree.components))
+    wanted = [(component, node) for component, nodes in plan for node in nodes]
+    reserved = _reserve(wanted, to_host=False)
+    if reserved is None:
+        return None
+    filled = sorted({id(node): node for _, node in wanted}.values(), key=lambda n: n.start)
     # The same pages as the request: other segments would split nodes that slots are reserved for.
     pins = acquire(
         tree,
@@ -293,22 +292,10 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
         segments=receipt.segments,
     )
     if pins is None:
-        for component, _, taken in reserved:
-            component.devices[tenant].cancel(taken)
+        _give_back(reserved, to_host=False)
         return None
     operation = Operation(filled, pins, to_host=False)
-    for component in tree.components:
-        device, host = b"", b""
-        for owner, node, slots in reserved:
-            if owner is component:
-                cell = node.cells[component.index]
-                assert cell.host is not None
-                cell.incoming = Incoming(id(operation), False, slots)
-                device += slots
-                host += cell.host
-        if device:
-            operation.pairs.append(SlotPair(component.index, device, host))
-    _join(operation)
+    _begin(operation, reserved)
     return operation
 
 
