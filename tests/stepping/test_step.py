@@ -199,14 +199,16 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
             (running[:2], [1], {}, ConfigError, "for 2 sequences"),
             (running[:2], [1, -1], {}, ConfigError, "-1"),
             (running[:2], [1.5, 1], {}, ConfigError, "not integers"),
-            (running[:2], [[1], [1, 2]], {}, ConfigError, "no array of integers"),
+            (running[:2], [[1], [1, 2]], {}, ConfigError, "different numbers of them; give as many"),
+            (running[:1], "1", {}, ConfigError, "^token ids given as str; give a list of integers"),
+            (running[:1], [1], {"n_tokens": 0}, ConfigError, "1 tokens of each .*n_tokens=0; give"),
             (running[:1], [1], {"n_tokens": -1}, ConfigError, "n_tokens"),
             (running[:1], [1], {"n_tokens": 1.5}, ConfigError, "n_tokens"),
             (running[:1], [1], {"n_computed": 2.5}, ConfigError, "n_computed"),
             (running[:1], [1], {"n_computed": [1, 1]}, ConfigError, "n_computed"),
             (running[:1], [1], {"n_computed": 9}, LeaseError, "n_computed"),
             (running[:1], [1], {"fence": 3}, ConfigError, "fence 3 of type int"),
-            (running[:1], [1], {"n_tokens": 12}, ConfigError, "max_tokens=20"),
+            (running[:1], [1], {"n_tokens": 12}, ConfigError, r"of <Request .* at 9, max_tokens=20"),
             ([running[0], running[0]], [1, 1], {}, LeaseError, "twice"),
             ([stranger], [1], {}, LeaseError, "another cache"),
             ([leased], [1], {}, LeaseError, "admit"),
@@ -219,6 +221,8 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
             (running[:1], [1], {"n_computed": np.uint64(2**64 - 1)}, ConfigError, "n_computed"),
             (running[:2], [1, 1], {"n_computed": [[0], [0, 0]]}, ConfigError, "n_computed"),
         ]
+        with pytest.raises(ConfigError, match=r"^begin: a prompt of 21 tokens, max_tokens=20; "):
+            cache.begin(TokenKey(range(21)))
         before = cache.stats()
         for requests, tokens, named, error, said in wrong:
             with pytest.raises(error, match=said):

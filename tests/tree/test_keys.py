@@ -116,10 +116,10 @@ def test_a_refusal_names_the_first_token_that_is_no_int32(tokens: Any, bad: str)
 
 @pytest.mark.parametrize(
     "text",
-    [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", b"", ""],
-    ids=["bytes", "bytearray", "memoryview", "str", "no bytes", "no text"],
+    [b"ab", bytearray(b"ab"), memoryview(b"ab"), "ab", b"", "", {1, 2}, {1: 2}],
+    ids=["bytes", "bytearray", "memoryview", "str", "no bytes", "no text", "set", "dict"],
 )
-def test_text_is_no_list_of_tokens(text: Any) -> None:
+def test_text_and_what_has_no_order_is_no_list_of_tokens(text: Any) -> None:
     key = TokenKey([5])
     kind = type(text).__name__
     for call in (TokenKey, key.extend):

@@ -175,7 +175,8 @@ class Cache(Serving):
                 passed since it began, and since its end; with 0 from its end on.
 
         Raises:
-            ConfigError: no `TokenKey`, an empty one, a negative reservation or `max_deferrals`, a
+            ConfigError: no `TokenKey`, an empty one or one longer than `max_tokens`, a negative
+                reservation or `max_deferrals`, a
                 chunk below one token, no hint of that name, no such priority or time, or a
                 namespace that storage has no name for.
             LeaseError: the cache is closed, a running request has this key, or the prefetch was
@@ -187,6 +188,12 @@ class Cache(Serving):
         chunk = prompt if chunk is None else expect_count("begin: chunk", chunk, 1)
         if prompt < 1:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
+        most = self.config.max_tokens
+        if most is not None and prompt > most:
+            raise ConfigError(
+                f"begin: a prompt of {prompt} tokens, max_tokens={most}; shorten it, or open the "
+                "cache with more"
+            )
         self.expect_open()
         if self.tracers is not None:
             self.tracers.notify("beginning", key)

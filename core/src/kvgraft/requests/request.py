@@ -75,23 +75,6 @@ class LeftOut(NamedTuple):
         )
 
 
-class Pending(NamedTuple):
-    """A longer prefix to resume from, as soon as another request has computed and shared it.
-
-    Attributes:
-        tokens: its length.
-        computed: tokens of the other request that exist.
-        by: that request. It has been admitted.
-    """
-
-    tokens: int
-    computed: int
-    by: Request
-
-    def __str__(self) -> str:
-        return f"{self.tokens} tokens that another request computes, {self.computed} so far"
-
-
 class Request:
     """One sequence on its way through the cache; made by `Cache.begin`.
 
@@ -355,6 +338,23 @@ class Request:
     def load_failed(self) -> bool:
         """Whether a transfer it waited for delivered nothing; restart it (R5)."""
         return any(transfer.failed for transfer in self.waits)
+
+
+class Pending(NamedTuple):
+    """A longer prefix to resume from, as soon as another request has computed and shared it.
+
+    Attributes:
+        tokens: its length.
+        computed: tokens of the other request that exist.
+        by: that request. It has been admitted.
+    """
+
+    tokens: int
+    computed: int
+    by: Request
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens that another request computes, {self.computed} so far"
 
 
 def whole(n_tokens: object, call: str) -> int:

@@ -182,11 +182,21 @@ def _several(shape: tuple[int, ...]) -> ConfigError:
     )
 
 
-def _is_text(tokens: object) -> bool:
-    """Whether iterating over it would give characters or bytes in place of token ids."""
+def expect_sequence(tokens: object) -> None:
+    """Refuse what iterates over characters or bytes, or over token ids in no order.
+
+    Raises:
+        ConfigError: text, bytes, a set or a mapping.
+    """
     if isinstance(tokens, memoryview):
-        return tokens.itemsize == 1
-    return isinstance(tokens, (str, bytes, bytearray))
+        unfit = tokens.itemsize == 1
+    else:
+        unfit = isinstance(tokens, (str, bytes, bytearray, set, frozenset, dict))
+    if unfit:
+        raise ConfigError(
+            f"token ids given as {type(tokens).__name__}; give a list of integers that fit int32, "
+            "such as those of the model's tokenizer"
+        )
 
 
 def _first_bad(tokens: object, error: Exception) -> str:
@@ -285,12 +295,8 @@ class TokenKey:
                     _append(self.data, token_ids(tokens))
                     return
                 data = tokens.tobytes()
-            elif _is_text(tokens):
-                raise ConfigError(
-                    f"token ids given as {type(tokens).__name__}; give a list of integers that fit "
-                    "int32, such as those of the model's tokenizer"
-                )
             else:
+                expect_sequence(tokens)
                 shape = getattr(tokens, "shape", None)
                 if isinstance(shape, tuple) and len(shape) != 1:
                     raise _several(shape)

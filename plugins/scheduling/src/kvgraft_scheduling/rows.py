@@ -118,8 +118,10 @@ class Rows:
     def room_for(self, n_requests: int, n_pages: int) -> None:
         """Make the tables large enough for as many more requests, and for pages of one.
 
+        The pages are within the limit, if there is one.
+
         Raises:
-            ConfigError: they are larger than the limits; nothing has changed.
+            ConfigError: more requests than the limit; nothing has changed.
         """
         rows = len(self) + n_requests
         most_rows, most_pages = self.most_rows, self.most_pages
@@ -127,12 +129,6 @@ class Rows:
             raise ConfigError(
                 f"step: {rows} requests have a row, max_requests={most_rows}; end some, or open "
                 "the cache with more"
-            )
-        if most_pages is not None and n_pages > most_pages:
-            size = self.tree.page_size
-            raise ConfigError(
-                f"step: a request of {n_pages * size} tokens, by whole pages, max_tokens="
-                f"{most_pages * size}; end it, or open the cache with more"
             )
         if rows > self.n_rows or n_pages > self.n_pages or not self.n_rows:
             wide = most_pages or max(FEWEST_PAGES, self.n_pages, _doubled(n_pages, self.n_pages))

@@ -30,7 +30,7 @@ from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request, no_request
 from kvgraft.requests.slots import StateSlots
 from kvgraft.sizes import expect_count
-from kvgraft.tree.keys import TOKEN_BYTES, shown_start, token_ids
+from kvgraft.tree.keys import TOKEN_BYTES, expect_sequence, shown_start, token_ids
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
 from kvgraft_scheduling.lookahead import NO_EVICT_FIRST, evict_first_schedule, slides_from
@@ -226,7 +226,7 @@ class Stepper:
                     )
         if tokens is not None:
             n_given = len(tokens) // (TOKEN_BYTES * max(1, len(batch.requests)))
-            if n_given > batch.n_tokens > 0:
+            if n_given > batch.n_tokens:
                 raise ConfigError(
                     f"step: {n_given} tokens of each request for n_tokens={batch.n_tokens}; give "
                     "those that the next pass computes"
@@ -243,6 +243,13 @@ class Stepper:
             if n_pages > rows.n_pages and rows.most_pages is None:
                 # More than the pools have is refused, and needs no table.
                 n_pages = min(n_pages, int(batch.first.max()) + self._most_pages())
+            if rows.most_pages is not None and n_pages > rows.most_pages:
+                longest = batch.requests[int(batch.end.argmax())]
+                raise ConfigError(
+                    f"step: {batch.n_tokens} tokens more of {longest!r}, which is at "
+                    f"{int(batch.length[batch.end.argmax()])}, max_tokens="
+                    f"{rows.most_pages * size}; end it, or open the cache with more"
+                )
             rows.room_for(0, n_pages)
 
     def _expect_at_end(self, batch: Batch) -> None:
@@ -624,11 +631,14 @@ def token_rows(tokens: object, n_rows: int) -> bytes:
     Raises:
         ConfigError: token ids that a key refuses, or of another number of sequences.
     """
+    expect_sequence(tokens)
     try:
         array = tokens if isinstance(tokens, np.ndarray) else np.asarray(tokens)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        said = "several sequences have different numbers of them; give as many for each"
         raise ConfigError(
-            f"token ids {shown_start(tokens)} are no array of integers: {error}"
+            f"token ids {shown_start(tokens)} are no array of integers: "
+            f"{said if 'inhomogeneous' in str(error) else error}"
         ) from error
     if array.ndim not in (1, 2) or len(array) != n_rows:
         raise ConfigError(
