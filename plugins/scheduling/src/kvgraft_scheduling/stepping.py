@@ -516,7 +516,7 @@ class Stepper:
             return {each.name: self.no_places for each in self.mapped}
         if n_tokens != 1:
             rows = rows.repeat(n_tokens)
-            length = (length[:, None] + np.arange(n_tokens)).reshape(-1)
+            length = (length[:, None] + np.arange(n_tokens if len(rows) else 0)).reshape(-1)
         pages, offsets = np.divmod(length, size) if size > 1 else (length, None)
         found: dict[str, torch.Tensor] = {}
         for component in self.mapped:
