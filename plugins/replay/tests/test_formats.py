@@ -80,6 +80,15 @@ def test_times_that_may_be_of_another_unit_are_noticed(tmp_path: Path) -> None:
     )
     assert open_workload(path, time_unit="ns").notices == ()
     assert open_workload(path, time_unit="ms").notices == (), "as it was told"
+    seconds = [{**each, "timestamp": number / 4} for number, each in enumerate(nanoseconds)]
+    path = write_trace(tmp_path / "s.jsonl", seconds)
+    assert open_workload(path).notices == (
+        "60 requests of s.jsonl come over 15 ms, one in 0.2 ms: its times are read in units of "
+        "0.001 s; if that is wrong, give theirs with --time-unit",
+    )
+    assert open_workload(path, time_unit="s").notices == ()
+    crowd = [{**each, "timestamp": number // 4} for number, each in enumerate(nanoseconds)]
+    assert open_workload(write_trace(tmp_path / "crowd.jsonl", crowd)).notices == ()
     rows = "".join(f"{number * 1000},9,1\n" for number in range(60))
     path = tmp_path / "ms.csv"
     path.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
@@ -94,7 +103,9 @@ def test_blocks_and_unit_can_be_given(tmp_path: Path) -> None:
         {"timestamp": 3, "input_length": 99, "output_length": 1, "hash_ids": [0, 1, 3]},
     ]
     path = write_trace(tmp_path / "trace.jsonl", lines)
-    with pytest.raises(TraceError, match=r"takes 1 blocks of 512 .*; .* or give --block-tokens$"):
+    with pytest.raises(
+        TraceError, match=r"takes 1 blocks of 512 .*; .* or give its size as --block-tokens$"
+    ):
         open_workload(path)
     workload = open_workload(path, block_tokens=48, time_unit="s")
     assert workload.block_tokens == 48
@@ -209,7 +220,10 @@ def test_a_replay_of_a_csv_says_once_that_nothing_is_shared(tmp_path: Path) -> N
         ),
         (f"{AZURE}5,-1,2\n", ":5: 'ContextTokens' is -1, expected at least 0; repair"),
         (f"{AZURE}5,1\n", ":5: 2 cells, and the first line names 3; repair"),
-        (AZURE[: AZURE.index("\n") + 1], ": 0 requests with a prompt; use a trace that has some"),
+        (
+            AZURE[: AZURE.index("\n") + 1],
+            ": no line but its header; use a trace of requests with a prompt",
+        ),
         (
             "prompt,output\n1,2\n",
             ":1: a CSV of the columns prompt, output; expected TIMESTAMP, ContextTokens, Generated",

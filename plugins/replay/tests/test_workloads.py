@@ -317,6 +317,7 @@ GOOD_CALL = call(0, 64, 1, [1, 1])
         ({**GOOD, "input_length": "6"}, ":2: 'input_length' is \"6\", expected an integer"),
         ({**GOOD, "input_length": True}, ":2: 'input_length' is true, expected an integer"),
         ({**GOOD, "input_length": 0}, ":2: 'input_length' is 0, expected at least 1"),
+        ({**GOOD, "output_length": 10**15}, ":2: 'output_length' is 1000000000000000, expected at"),
         ({**GOOD, "output_length": -4}, ":2: 'output_length' is -4, expected at least 0"),
         ({**GOOD, "hash_ids": [0]}, ":2: 'hash_ids' has 1 ids, but an 'input_length' of 600"),
         ({**GOOD, "hash_ids": [0, -1]}, ":2: 'hash_ids' holds -1"),

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from kvgraft_replay.errors import TraceError
 from kvgraft_replay.lines import Record, read_rows, shown
-from kvgraft_replay.workload import Addresses, TraceRequest, Workload, join_spans, slow_times
+from kvgraft_replay.workload import Addresses, TraceRequest, Workload, doubtful_times, join_spans
 
 __all__ = ["LAYOUTS", "Layout", "read_lengths"]
 
@@ -76,14 +76,17 @@ def read_lengths(
         if len(rows) == limit:
             break
     if not rows:
-        raise TraceError(f"{path}: 0 requests with a prompt; use a trace that has some")
+        found = (
+            f"{n_empty} lines with a prompt of 0 tokens" if n_empty else "no line but its header"
+        )
+        raise TraceError(f"{path}: {found}; use a trace of requests with a prompt")
     rows.sort(key=lambda row: row.arrival_s)
     notices = [
         f"{path.name} has lengths and times, and no ids of content: no prefix is shared, so hits "
         "are 0; it shows the memory that running requests need"
     ]
     if time_unit_s is None and not rows[0].is_dated:
-        notices += slow_times(path.name, 1.0, [each.arrival_s for each in rows])
+        notices += doubtful_times(path.name, 1.0, [each.arrival_s for each in rows])
     if n_empty:
         notices.append(f"{n_empty} lines of {path.name} with a prompt of 0 tokens are left out")
     return Workload.of(

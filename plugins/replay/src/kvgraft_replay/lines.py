@@ -21,6 +21,8 @@ from kvgraft_replay.numbers import number_of
 __all__ = ["Record", "cells_of", "read_records", "read_rows", "read_texts", "shown"]
 
 LINE_LIMIT_BYTES = 1 << 28
+MOST_TOKENS = 2**31 - 1
+"""Of one request: a replay numbers distinct tokens by int32."""
 GZIP_MAGIC = b"\x1f\x8b"
 
 
@@ -60,12 +62,15 @@ class Record:
         return next((self.fields[name] for name in names if self.has(name)), None)
 
     def integer(self, *names: str, least: int) -> int:
-        """An integer field of at least `least`; with several names, the first that is there."""
+        """A number of tokens, at least `least`; with several names, the first that is there."""
         name, value = self._field(*names)
         if type(value) is not int:
             raise self._wrong_type(name, value, "an integer")
-        if value < least:
-            raise self._too_small(name, value, least)
+        if not least <= value <= MOST_TOKENS:
+            bound = f"at least {least}" if value < least else f"at most {MOST_TOKENS:,}"
+            raise self.error(
+                f"{name!r} is {shown(value)}, expected {bound}", "repair or remove the line"
+            )
         return value
 
     def seconds(self, *names: str) -> float:
@@ -108,11 +113,6 @@ class Record:
     def _wrong_type(self, name: str, value: object, expected: str) -> TraceError:
         return self.error(
             f"{name!r} is {shown(value)}, expected {expected}", "repair or remove the line"
-        )
-
-    def _too_small(self, name: str, value: int, least: int) -> TraceError:
-        return self.error(
-            f"{name!r} is {shown(value)}, expected at least {least}", "repair or remove the line"
         )
 
 

@@ -30,7 +30,14 @@ from typing import NamedTuple
 from kvgraft_replay.continuation import Recorded, contents, continuations
 from kvgraft_replay.errors import TraceError
 from kvgraft_replay.lines import Record, read_records, shown
-from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload, join_spans, slow_times
+from kvgraft_replay.workload import (
+    Addresses,
+    Span,
+    TraceRequest,
+    Workload,
+    doubtful_times,
+    join_spans,
+)
 
 __all__ = ["MOONCAKE_BLOCK_TOKENS", "read_mooncake"]
 
@@ -105,7 +112,7 @@ def read_mooncake(
             "size, give --block-tokens"
         )
     if unit_s is None:
-        notices += slow_times(path.name, usual_s, [each.s for each in arrivals])
+        notices += doubtful_times(path.name, usual_s, [each.s for each in arrivals])
     return Workload.of(
         requests,
         name=path.name,
@@ -244,7 +251,7 @@ class _Blocks:
             raise record.error(
                 f"'hash_ids' has {len(ids)} ids, but an 'input_length' of {prompt_tokens} takes "
                 f"{expected} blocks of {self.block_tokens} tokens",
-                "repair or remove the line, or give --block-tokens",
+                "repair or remove the line, or give its size as --block-tokens",
             )
         checked = [block for block in ids if type(block) is int and block >= 0]
         if len(checked) != len(ids):

@@ -26,8 +26,8 @@ __all__ = [
     "TraceRequest",
     "Workload",
     "clip_spans",
+    "doubtful_times",
     "join_spans",
-    "slow_times",
 ]
 
 ADDRESS_LIMIT = 2**31
@@ -92,7 +92,7 @@ class Addresses:
         if self._next > ADDRESS_LIMIT:
             raise TraceError(
                 f"{self._subject}: {self._next} distinct tokens, int32 numbers {ADDRESS_LIMIT}; "
-                "replay fewer requests with --limit, or look for block ids that are far too large"
+                "replay fewer requests with --limit, or look for lengths that are far too large"
             )
         return span
 
@@ -142,16 +142,26 @@ class TraceRequest:
 
 LONGEST_GAP_S = 60
 """Mean time between requests from which on the unit of a trace's times is doubted."""
+SHORTEST_GAP_S = 0.01
+"""That below which it is, where some times are no whole numbers of the unit."""
+WHOLE = 1e-3
+"""Most by which a time differs from a whole number of units, if it is one."""
 
 
-def slow_times(name: str, unit_s: float, arrivals_s: Sequence[float]) -> list[str]:
+def doubtful_times(name: str, unit_s: float, arrivals_s: Sequence[float]) -> list[str]:
     """A notice of times that may be of another unit; none where they are as usual."""
     n, span_s = len(arrivals_s), max(arrivals_s) - min(arrivals_s)
-    if span_s < LONGEST_GAP_S * n:
+    fast = unit_s < 1 and span_s < SHORTEST_GAP_S * (n - 1)
+    if fast:
+        units = [each / unit_s for each in arrivals_s]
+        fast = any(abs(each - round(each)) > WHOLE for each in units)
+    if not fast and span_s < LONGEST_GAP_S * n:
         return []
+    unit, scale = ("ms", 1000) if fast else ("s", 1)
     return [
-        f"{n:,} requests of {name} come over {span_s:,.0f} s, one in {span_s / n:,.0f} s: its "
-        f"times are read in units of {unit_s:g} s; if that is wrong, give theirs with --time-unit"
+        f"{n:,} requests of {name} come over {span_s * scale:,.0f} {unit}, one in "
+        f"{span_s * scale / n:,.{int(fast)}f} {unit}: its times are read in units of {unit_s:g} s; "
+        "if that is wrong, give theirs with --time-unit"
     ]
 
 
