@@ -7,6 +7,9 @@ which each thing that comes once per 64 tokens or page comes once. The cost of a
 of that step over the periods; the table has the mean over a period's steps, by request, and its
 dearest and cheapest step. Before them is the first pass: in it all requests join the batch, and
 their prompts' last data goes to the tree.
+
+A request that joins others takes the row of one that ended: the table has how many µs more such a
+step costs than the one before it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from kvgraft import Cache, Request, TokenKey
 
 PERIOD = 64
 PERIODS = 8
+JOINING = 8
 SEED = 0
 
 
@@ -68,9 +72,9 @@ class Engine:
         )
         self.paged = [name for name in served.components if name != "mamba"]
         self.tokens = rng.integers(0, 100_000, (n_requests, 1), dtype=np.int32)
-        self.requests = [self._prefilled(rng, n_tokens, n_steps) for _ in range(n_requests)]
+        self.requests = [self.prefilled(rng, n_tokens, n_steps) for _ in range(n_requests)]
 
-    def _prefilled(self, rng: np.random.Generator, n_tokens: int, n_steps: int) -> Request:
+    def prefilled(self, rng: np.random.Generator, n_tokens: int, n_steps: int) -> Request:
         key = TokenKey(rng.integers(0, 100_000, n_tokens, dtype=np.int32))
         request = self.cache.begin(key, reserve=n_steps)
         assert self.cache.admit(request).admitted
@@ -93,17 +97,46 @@ class Engine:
 
     def step(self) -> None:
         """One pass, all together."""
-        assert not self.cache.step(self.requests, self.tokens).refused
+        tokens = self.tokens[: len(self.requests)]
+        assert not self.cache.step(self.requests, tokens).refused
+
+    def join(self, waiting: list[Request]) -> float:
+        """The ns that a step costs more with one more request, as a median; each joins alone."""
+        more: list[int] = []
+        for request in waiting:
+            before = spent(self.step)
+            self.requests.append(request)
+            more.append(spent(self.step) - before)
+        return statistics.median(more)
+
+
+def spent(run: Callable[[], None]) -> int:
+    """The ns of a call."""
+    start = thread_time_ns()
+    run()
+    return thread_time_ns() - start
+
+
+def joining(served: Served, n_requests: int, n_tokens: int) -> float:
+    """µs that a request's first step costs, where it joins others."""
+    n_steps = 8 * JOINING
+    engine = Engine(served, n_requests, n_tokens, n_steps)
+    engine.step()
+    for request in engine.requests[-JOINING:]:
+        engine.cache.finish(request)
+    del engine.requests[-JOINING:]
+    rng = np.random.default_rng(SEED + 1)
+    waiting = [engine.prefilled(rng, n_tokens, n_steps) for _ in range(JOINING)]
+    gc.collect()
+    more = engine.join(waiting) / 1e3
+    engine.cache.check_integrity()
+    engine.cache.close()
+    return more
 
 
 def period(run: Callable[[], None]) -> list[int]:
     """The ns of each step of one period."""
-    costs: list[int] = []
-    for _ in range(PERIOD):
-        start = thread_time_ns()
-        run()
-        costs.append(thread_time_ns() - start)
-    return costs
+    return [spent(run) for _ in range(PERIOD)]
 
 
 def measure(
@@ -143,10 +176,13 @@ def main() -> None:
     )
     rows: list[list[str]] = []
     for served in SETS:
+        join = joining(served, 4 * JOINING, n_tokens)
         for name, costs in measure(served, n_requests, n_tokens, periods).items():
             bars = (2 * served.bar, served.bar) if name == "step" else (None, None)
             told = ["" if bar is None else f"{bar:g}" for bar in reversed(bars)]
-            rows.append([f"{served.name}: {name}", *(f"{cost:.2f}" for cost in costs), *told])
+            more = f"{join:.1f}" if name == "step" else ""
+            shown = [f"{cost:.2f}" for cost in costs]
+            rows.append([f"{served.name}: {name}", *shown, more, *told])
             setting = f"{served.name}: {name}"
             figures(
                 [
@@ -154,7 +190,7 @@ def main() -> None:
                     Figure("A request's first decode step", setting, costs[0]),
                 ]
             )
-    grid(["", "first", "mean", "least", "most", "bar, compiled", "bar, plain"], rows)
+    grid(["", "first", "mean", "least", "most", "joins", "bar, compiled", "bar, plain"], rows)
 
 
 if __name__ == "__main__":

@@ -379,6 +379,8 @@ class DensityOrder:
             queue = self._queues[kind] = RecencyQueue()
             self._kinds.setdefault(class_of(stamp), []).append(kind)
         queue.push(stamp, node)
+        if self._generation != self._clock.now:
+            self._grow_older()
         number = 0
         while stamp <= self._edges[number]:
             number += 1
