@@ -102,7 +102,7 @@ class PartsFactory:
         name, allocator = each.name, pool.allocator
         if self.tenants is None:
             kind: type[Ledger] = Ledger
-            if allocator.limit is not None:
+            if pool.planned is not None and pool.planned.limit_slots is not None:
                 kind = load_part("memory").ledger
             return kind(name, tier, allocator)
         granule = 1 if each.shape.kind is Kind.STATE else each.shape.slots_per_page

@@ -35,24 +35,19 @@ class SlotAllocator:
         end: slot numbers below it are open; the capacity, where that never changes.
         closing: taken slots that leave the pool when they are freed; always 0 but in a pool whose
             boundary moves.
-        limit: the most that can be open, where the boundary moves (`kvgraft_arena`); else None.
         n_free: slots nobody owns.
         n_allocated: slots taken so far, again and again.
 
     Not thread safe: the scheduler thread owns it.
     """
 
-    __slots__ = (
-        *("_free", "_n_fresh"),
-        *("capacity", "closing", "end", "limit", "n_allocated", "n_free"),
-    )
+    __slots__ = ("_free", "_n_fresh", "capacity", "closing", "end", "n_allocated", "n_free")
 
     def __init__(self, capacity: int) -> None:
         if not 0 <= capacity < 2**31:
             raise ConfigError(f"pool: {capacity} slots do not fit int32; use 0 to {2**31 - 1}")
         self.capacity = self.end = capacity
         self.closing = 0
-        self.limit: int | None = None
         self._free = array("i")
         # The last ones, never taken so far; they come after everything in the stack.
         self._n_fresh = capacity

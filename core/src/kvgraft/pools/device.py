@@ -99,8 +99,8 @@ class DevicePool:
     Attributes:
         device: torch device; `meta` in a cache without payload.
         planned: the memory that it takes; None over tensors of an engine.
-        allocator: which slots are free. Where the pool shares one budget with others it has a
-            `limit`, and the tensors have a row for every slot that there can be.
+        allocator: which slots are free. Where the pool shares one budget with others it is the
+            arena's own, and the tensors have a row for every slot that there can be.
 
     Raises:
         ConfigError: a tensor of another shape, dtype or device than its spec says.
@@ -164,10 +164,11 @@ class DevicePool:
         """Planes of one kind, `[n_planes, n_slots, *shape]`."""
         allocator, n_slots = self.allocator, self.allocator.capacity
         row_nbytes = plane_nbytes(PlaneSpec(0, "", shape, dtype))
-        if allocator.limit is not None:
-            n_slots = allocator.limit
+        limit = None if self.planned is None else self.planned.limit_slots
+        if limit is not None:
+            n_slots = limit
         nbytes = n_slots * row_nbytes
-        if allocator.limit is not None and self.device.type != "meta":
+        if limit is not None and self.device.type != "meta":
             space = load_part("memory").reserve(nbytes, self.device, n_planes)
             space.resize(allocator.end * row_nbytes)
             self._spaces[space] = row_nbytes

@@ -77,8 +77,8 @@ class HostMirror:
         """All slots, uint8 `[n_slots, slab_nbytes]`."""
         memory, allocator = self.planned, self.allocator
         n_slots, stride = allocator.capacity, self.slab_nbytes
-        if allocator.limit is not None:
-            n_slots = allocator.limit
+        if memory.limit_slots is not None:
+            n_slots = memory.limit_slots
             if memory.device.type != "meta":
                 # it begins at a block
                 self._space = load_part("memory").reserve(n_slots * stride, CPU)

@@ -139,6 +139,7 @@ class PlannedMemory:
         nbytes: how much.
         plan: the plan it is a part of.
         limit_nbytes: the most that it may become, where its boundary can move; else None.
+        limit_slots: the same in slots, once the pool has asked for those.
     """
 
     component: str
@@ -147,14 +148,17 @@ class PlannedMemory:
     nbytes: int
     plan: PoolPlan
     limit_nbytes: int | None = None
+    limit_slots: int | None = None
 
     def allocator(self, n_slots: int, slot_nbytes: int) -> SlotAllocator:
         """The slots of the pool: `n_slots`, and room for more where its boundary can move."""
         if self.limit_nbytes is None:
             return SlotAllocator(n_slots)
         memory = load_part("memory")
-        resizable: SlotAllocator = memory.allocator(n_slots, slot_nbytes, self.limit_nbytes)
-        return resizable
+        resizable = memory.allocator(n_slots, slot_nbytes, self.limit_nbytes)
+        self.limit_slots = resizable.limit
+        made: SlotAllocator = resizable
+        return made
 
     @property
     def runtime(self) -> DeviceRuntime | None:

@@ -31,9 +31,7 @@ class ResizableAllocator(SlotAllocator):
         closing: closed slots that are taken.
     """
 
-    limit: int
-
-    __slots__ = ()
+    __slots__ = ("limit",)
 
     def __init__(self, capacity: int, limit: int) -> None:
         SlotAllocator.__init__(self, capacity)
