@@ -43,7 +43,7 @@ from kvgraft.requests.resume_points import resume_pages
 from kvgraft.requests.tables import slot_table, state_slot
 from kvgraft.serving import Serving
 from kvgraft.sizes import expect_count
-from kvgraft.stats import CacheStats, ClearStats, ComponentStats, RequestStats, TokenStats
+from kvgraft.stats import CacheStats, ComponentStats, RequestStats, TokenStats
 from kvgraft.transfers import Fence, TransferEngine
 from kvgraft.transfers.engine import expect_fence
 from kvgraft.tree.keys import TokenKey, Tokens
@@ -559,7 +559,7 @@ class Cache(Serving):
             self.pins = load_part("pins")(self.tree, self.leases, self.config.pin_share)
         return self.pins
 
-    def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
+    def clear(self, namespace: object = Namespaces.ALL) -> Any:
         """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
 
         No request finds it from now on: after new weights were loaded, none resumes from the old
@@ -575,13 +575,15 @@ class Cache(Serving):
         Args:
             namespace: clear this one alone. None is the namespace of keys without any.
 
+        Returns:
+            A `kvgraft_retention.ClearStats`.
+
         Raises:
             ConfigError: a namespace that no key can have, or `kvgraft-retention` is not installed.
             LeaseError: the cache is closed.
         """
         self.expect_open()
-        found: ClearStats = load_part("clear")(self, namespace)
-        return found
+        return load_part("clear")(self, namespace)
 
     def stats(self) -> CacheStats:
         """Everything counted since the cache was opened, and who owns its slots now.

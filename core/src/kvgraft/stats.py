@@ -14,7 +14,6 @@ from kvgraft.types import PointKind
 
 __all__ = [
     "CacheStats",
-    "ClearStats",
     "ComponentStats",
     "PointStats",
     "PoolStats",
@@ -189,33 +188,6 @@ class PointStats(NamedTuple):
     used: int
     skipped: int
     lost: int
-
-
-class ClearStats(NamedTuple):
-    """The outcome of `Cache.clear`; slots by component, in each pool's own units.
-
-    Of a large tree they count the part that the call visited: `complete` is false then.
-
-    Attributes:
-        namespaces: namespaces that there were, of those it was asked to clear.
-        device: slots freed on DEVICE.
-        host: slots freed on HOST; 0 of a component without a HOST pool.
-        held_device: slots on DEVICE that stay until requests and transfers let go of them.
-        held_host: the same on HOST.
-        requests: requests begun before, and not ended: they share nothing any more.
-        pins: pinned prefixes of these namespaces, which ended.
-        complete: whether all of their data was visited. Else each `poll` goes on, and requests that
-            need room take it there first.
-    """
-
-    namespaces: int
-    device: Mapping[str, int]
-    host: Mapping[str, int]
-    held_device: Mapping[str, int]
-    held_host: Mapping[str, int]
-    requests: int
-    pins: int
-    complete: bool
 
 
 class CacheStats(NamedTuple):

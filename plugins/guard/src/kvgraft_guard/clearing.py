@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kvgraft.errors import ContractViolation
-from kvgraft.stats import ClearStats
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.types import Namespaces
 from kvgraft_guard.books import FREE, Reading
 from kvgraft_guard.watched import After, Watched
+from kvgraft_retention.stats import ClearStats
 
 __all__ = ["Clearing"]
 

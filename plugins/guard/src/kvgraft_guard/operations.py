@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from kvgraft.cache import Cache as _Operations
     from kvgraft.parts import Step
     from kvgraft.policies import Hint
-    from kvgraft.stats import ClearStats
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey
     from kvgraft_retention.pins import Pin
+    from kvgraft_retention.stats import ClearStats
 else:
     _Operations = object
 

@@ -13,5 +13,6 @@ from __future__ import annotations
 from kvgraft_retention.lifetimes import Retention
 from kvgraft_retention.pins import Pin
 from kvgraft_retention.settings import TenantSettings
+from kvgraft_retention.stats import ClearStats
 
-__all__ = ["Pin", "Retention", "TenantSettings"]
+__all__ = ["ClearStats", "Pin", "Retention", "TenantSettings"]

@@ -12,12 +12,12 @@ from typing import Final
 
 from kvgraft.cache import Cache
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.stats import ClearStats
 from kvgraft.tree.keys import expect_namespace
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Namespaces
+from kvgraft_retention.stats import ClearStats
 
 __all__ = ["SLICE", "Sweeper", "clear"]
 

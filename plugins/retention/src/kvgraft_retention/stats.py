@@ -1,11 +1,11 @@
-"""Counts of tenants and pinned prefixes, as values that `Cache.stats()` returns; each is a copy."""
+"""Counts of tenants, pinned prefixes and cleared namespaces, as values; each is a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["PinStats", "PoolShare", "TenantStats", "TenantTokens"]
+__all__ = ["ClearStats", "PinStats", "PoolShare", "TenantStats", "TenantTokens"]
 
 
 class PinStats(NamedTuple):
@@ -92,3 +92,30 @@ class TenantStats(NamedTuple):
     tokens: TenantTokens
     device: Mapping[str, PoolShare]
     host: Mapping[str, PoolShare]
+
+
+class ClearStats(NamedTuple):
+    """The outcome of `Cache.clear`; slots by component, in each pool's own units.
+
+    Of a large tree they count the part that the call visited: `complete` is false then.
+
+    Attributes:
+        namespaces: namespaces that there were, of those it was asked to clear.
+        device: slots freed on DEVICE.
+        host: slots freed on HOST; 0 of a component without a HOST pool.
+        held_device: slots on DEVICE that stay until requests and transfers let go of them.
+        held_host: the same on HOST.
+        requests: requests begun before, and not ended: they share nothing any more.
+        pins: pinned prefixes of these namespaces, which ended.
+        complete: whether all of their data was visited. Else each `poll` goes on, and requests that
+            need room take it there first.
+    """
+
+    namespaces: int
+    device: Mapping[str, int]
+    host: Mapping[str, int]
+    held_device: Mapping[str, int]
+    held_host: Mapping[str, int]
+    requests: int
+    pins: int
+    complete: bool
