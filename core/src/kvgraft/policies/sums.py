@@ -1,7 +1,8 @@
 """Checksums that name the prefixes of a sequence, for policies that remember what they have seen.
 
 A sequence is cut into pieces of 1,024 tokens; the checksum of a piece follows that of the one
-before, so that it names the whole prefix.
+before, so that it names the whole prefix. Two prefixes of one checksum are a wrong count, no more:
+hashes of stores and events are SHA-256, as theirs would be another's data.
 """
 
 from __future__ import annotations

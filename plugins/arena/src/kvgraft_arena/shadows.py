@@ -4,6 +4,9 @@ A shadow remembers the nodes whose data left because its own pool was short, as 
 into a twelfth of the budget, in the order in which they left. A request that goes on from its match
 along remembered nodes would have resumed deeper: those tokens are the shadow's hits. Of states and
 windows that is the whole way to the boundary that they would have resumed from.
+
+The policy `density` remembers sequences as well, whatever pools they left, to learn how they come
+back; a shadow remembers the victims of one pool, with their bytes.
 """
 
 from __future__ import annotations
