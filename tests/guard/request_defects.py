@@ -21,6 +21,7 @@ from kvgraft.admission.decision import default_demand
 from kvgraft.admission.promises import Budget
 from kvgraft.requests.components import Account, RequestComponent
 from kvgraft.requests.leases import Leases
+from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import PageSlots, StateSlots
 from kvgraft.serving import Serving
@@ -497,6 +498,19 @@ def a_checkpoint_that_shares_nothing(put: Patch) -> None:
     scene = Scene()
     put.into(scene.cache.publisher, share=lambda *given: None)
     scene.cache.checkpoint(scene.computed(PROMPT))
+
+
+@breaks("N1", "base")
+def a_publication_that_was_to_keep_slots_and_swaps_them(put: Patch) -> None:
+    share = Publisher.share
+    scene = Scene()
+    first, second = scene.computed(PROMPT[:12]), scene.computed(PROMPT[:12])
+    scene.cache.checkpoint(first)
+    put.into(
+        scene.cache.publisher,
+        share=lambda self, request, page, locks, retained: share(self, request, page, locks),
+    )
+    scene.cache.checkpoint(second, keep_slots=True)
 
 
 @breaks("I6")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvgraft.cache import Cache
+from kvgraft.requests.publishing import Publisher
 from kvgraft.serving import Serving
 from kvgraft.tree.component import Candidates
 from kvgraft_retention.lifetimes import Lifetimes
@@ -125,4 +126,12 @@ change(
     Stepper._slot_mapping,
     "length = (length[:, None] + np.arange(n_tokens)).reshape(-1)",
     "length = length.repeat(n_tokens)",
+)
+change(
+    "a publication that keeps slots swaps them",
+    "everything+window",
+    "N1",
+    Publisher.checkpoint,
+    "_kept(request, beside) if beside else None",
+    "None",
 )

@@ -286,9 +286,9 @@ GUARDED_CORES: dict[str, BadCore] = {
     "pages are published after they went": BadCore(
         ("I9", "I10", "I1"),
         "requests/publishing.py",
-        "        there = self._there_already(request, end)\n        if there is None:",
+        "        others = self._others(request, end)\n        parts",
         "        self.pages.give_back_behind(request, position)\n"
-        "        there = self._there_already(request, end)\n        if there is None:",
+        "        others = self._others(request, end)\n        parts",
     ),
     "points are counted twice in the demand": BadCore(
         ("I12", "A10"),

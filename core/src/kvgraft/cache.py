@@ -381,13 +381,13 @@ class Cache(Serving):
 
     # -- tables and states that an engine reads
 
-    def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
+    def table(self, request: Request, component: str, start: int = 0) -> npt.NDArray[np.int32]:
         """The request's DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`.
 
-        -1 where it holds none, such as behind a window. Raises `LeaseError` once it has ended, and
-        `ConfigError` for a component of states.
+        From page `start` on; -1 where it holds none, such as behind a window. Raises `LeaseError`
+        once it has ended, and `ConfigError` for a component of states.
         """
-        return slot_table(request, self.tree.component(component), Tier.DEVICE)
+        return slot_table(request, self.tree.component(component), Tier.DEVICE, start)
 
     def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's HOST slots of a component at home there, int32 `[n_pages]`."""

@@ -388,13 +388,16 @@ class Serving:
             expect_fence(fence)
         self.publisher.computed(request, n_tokens, fence)
 
-    def checkpoint(self, request: Request | Any, fence: Fence | None = None) -> bool:
+    def checkpoint(
+        self, request: Request | Any, fence: Fence | None = None, *, keep_slots: bool = False
+    ) -> bool:
         """Share the data computed so far, up to the deepest legal boundary (I5, I6).
 
-        Afterwards `table` may name other slots for pages another request had inserted before.
-        Declined, returning False and changing nothing, when there is nothing new, when the shared
-        pages could not be replaced out of the headroom (A12), or when the request's namespace was
-        cleared since it began.
+        Afterwards `table` may name other slots for pages another request had inserted before. With
+        `keep_slots` it does not, for engines whose tables only grow: the request keeps its own
+        slots of those pages until it ends (N1). Declined, returning False and changing nothing,
+        when there is nothing new, when the shared pages could not be replaced out of the headroom
+        (A12), or when the request's namespace was cleared since it began.
         """
         request = self._expect_changing(request)
         if fence is not None:
@@ -403,7 +406,7 @@ class Serving:
         self.journal.set_fence(fence)  # declined or not: it covers others' data, too (B4)
         if self.tree.cleared and request.root in self.tree.cleared:
             return False
-        return self.publisher.checkpoint(request)
+        return self.publisher.checkpoint(request, keep_slots=keep_slots)
 
     def abort(self, request: Request | Any) -> None:
         """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""

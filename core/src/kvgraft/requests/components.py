@@ -10,6 +10,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
 from kvgraft.tree.ledger import Ledger, SlotOwner
+from kvgraft.tree.node import Node
 from kvgraft.types import Demand, Span, Tier
 
 
@@ -265,7 +266,31 @@ class RequestComponent:
             if account is not None and n > account.promised
         ]
 
-    def can_replenish(self, page: int) -> bool:
+    def can_pin(self, others: Sequence[tuple[Node, int]], boundary: int, moved: int = 0) -> bool:
+        """Whether the reach at `boundary` can be pinned on others' nodes, so many pages of each.
+
+        The headroom must also do for the promises that rise as `moved` slots leave the request.
+        """
+        component = self.component
+        for account in (self.account, self.host_account):
+            if account is None:
+                continue
+            needed = account.renewal(moved) if moved else 0
+            for node, n_pages in others:
+                cell = node.cells[component.index]
+                on_device = account is self.account
+                if (cell.device if on_device else cell.host) is None or (
+                    cell.device_pins if on_device else cell.host_pins
+                ):
+                    continue
+                for start, end in component.segment_at(boundary):
+                    pages = min(end, node.start + n_pages) - max(start, node.start)
+                    needed += max(0, pages) * component.slots_per_page
+            if needed and needed > account.ledger.headroom:
+                return False
+        return True
+
+    def can_replenish(self, page: int, others: Sequence[tuple[Node, int]]) -> bool:
         """Whether pages up to `page` can move to the tree and be replaced out of headroom."""
         moved = 0
         for run in self._runs:
@@ -274,6 +299,8 @@ class RequestComponent:
         if self._newest and self._newest_first < page:
             moved += min(self._newest_end, page) - self._newest_first
         moved *= self.component.slots_per_page
+        if others:
+            return self.can_pin(others, page, moved)
         for account in (self.account, self.host_account):
             if account is not None:
                 rise = account.renewal(moved)

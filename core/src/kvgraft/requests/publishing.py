@@ -29,12 +29,12 @@ class Retained(NamedTuple):
     """Pages that a running request retains as its own while it publishes others.
 
     Attributes:
-        position: where it goes on; pages that bounded reaches cover there stay private.
-        shared: prefix-closed pages stay private up to here: others' data is in the tree there.
+        pages: per component, in order; of bounded reaches those that it has slots of.
+        renews: whether bounded reaches are promised as many slots again as they give.
     """
 
-    position: int
-    shared: int
+    pages: list[tuple[Span, ...]]
+    renews: bool
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -59,14 +59,12 @@ class Offers:
                 holdings.append(self._states_out(request, part, end))
                 continue
             private = [Span(end, NO_PAGE)]
-            if retained is not None and component.is_prefix_closed:
-                private = [Span(0, retained.shared), *private]
-            elif retained is not None:
-                private = sorted([*component.reach_pages.spans(retained.position), *private])
+            if retained is not None:
+                private = sorted([*retained.pages[component.index], *private])
             below = part.take_out(private)
             if below and not component.is_prefix_closed:
                 below = self._classed(request, part, below)
-            renews = retained is not None and not component.is_prefix_closed
+            renews = retained is not None and retained.renews and not component.is_prefix_closed
             holdings.append(Holding(below, NO_STATES, renews=renews))
         return holdings
 
@@ -108,6 +106,21 @@ class Offers:
                 part.free_pages(useless)
         left = [run.cut(run.first, run.end, is_left=True) for run in behind]
         return sorted([*kept, *left], key=inserting.first_page)
+
+
+def _kept(request: Request, beside: list[tuple[Node, int]]) -> Retained:
+    """The pages of its own of which the tree has others' data; they stay as they are (N1)."""
+    pages: list[tuple[Span, ...]] = []
+    for part in request.components:
+        index = part.component.index
+        there = [
+            Span(node.start, node.start + n_pages)
+            for node, n_pages in beside
+            if node.cells[index].device is not None
+        ]
+        own = tuple([Span(run.first, run.end) for run in part.runs])
+        pages.append(pinning.common_pages(tuple(there), own))
+    return Retained(pages, renews=False)
 
 
 BEHIND_TOKENS: Final = 64
@@ -162,23 +175,29 @@ class Publisher:
         if self.points.matter and page > start // size:
             pinning.slide(self.tree, request.receipt, page)
             if request.bounded_components and end != request.total:
+                n_splits = self.tree.n_splits
                 self.leave_behind(request, page)
+                if self.tree.n_splits != n_splits:  # part of a node may be behind the reach now
+                    pinning.slide(self.tree, request.receipt, page)
 
-    def checkpoint(self, request: Request) -> bool:
-        """Share the request's data, and go on; False where that changes nothing (I5, I6)."""
+    def checkpoint(self, request: Request, *, keep_slots: bool = False) -> bool:
+        """Share the request's data, and go on; False where that changes nothing (I5, I6, N1)."""
         key = request.key
         if key.edits != request.key_edits or len(key.data) < request.computed * TOKEN_BYTES:
             self.ending_page(request)  # a key that is refused leaves due states as they are
         page = self.states.keep_due_states(request)
-        if not self._has_new(request, page):
+        if not self._has_new(request, page, keep_slots=keep_slots):
             return False
+        beside = self._beside(request, page) if keep_slots else []
         for part in request.components:
-            if not part.component.is_state and not part.can_replenish(page):
+            if part.component.is_state:
+                continue
+            if beside is None or not part.can_replenish(page, beside):
                 self.declined_checkpoints += 1  # the shared pages could not be replaced (A12)
                 return False
         boundary = max(page, request.receipt.anchor.end)
         locks = self.leases.lock(boundary) if self.leases.lockers else None
-        self.share(request, page, locks)
+        self.share(request, page, locks, _kept(request, beside) if beside else None)
         request.cached = max(request.cached, page)
         self.checkpoints += 1
         return True
@@ -271,20 +290,32 @@ class Publisher:
         #              │ pinned beside   │ go to the tree, and │  need stays private
         #              │ its own copies  │ are pinned there    │
         # Prefix-closed slots: private -> pinned. Its promises stay as they were (I12).
-        there = self._there_already(request, end)
-        if there is None:
+        others = self._others(request, end)
+        parts = [part for part in request.components if part.component.is_prefix_closed]
+        if others is None or not all(part.can_pin(others, end) for part in parts):
             self.pages.give_back_behind(request, position)
             return
-        boundary = request.receipt.anchor.end
-        inserted = self._insert(request, end, Retained(position, there))
+        held = request.receipt.anchor
+        boundary = held.end
+        there = boundary + sum([n_pages for _, n_pages in others])
+        pages = [
+            (Span(0, there),)
+            if component.is_prefix_closed
+            else component.reach_pages.spans(position)
+            for component in self.tree.components
+        ]
+        inserted = self._insert(request, end, Retained(pages, renews=True), held)
         if inserted.anchor.end > boundary:
             pinning.advance(self.tree, request.receipt, inserted.anchor, boundary)
             request.key.found_at(inserted.anchor, request.root)
         self._queue(inserted)
         request.published = True
 
-    def _there_already(self, request: Request, end: int) -> int | None:
-        """The page up to which others' data is on the way to `end`; None if it cannot be pinned."""
+    def _others(self, request: Request, end: int) -> list[tuple[Node, int]] | None:
+        """Others' nodes with data behind the request's anchor, and how many pages of each agree.
+
+        None if it would have to give up its own canonical copy beside one of them.
+        """
         tree = self.tree
         node = request.receipt.anchor
         page = node.end
@@ -300,7 +331,7 @@ class Publisher:
                 if any(
                     component.home_is_host and cell.host is not None for component, cell in cells
                 ):
-                    return None  # the request's own canonical copy would have to go
+                    return None
                 break
             agreed = common_prefix_pages(data, offset, child.key, page_bytes)
             n_pages = min(agreed, end - page, child.end - child.start)
@@ -309,44 +340,46 @@ class Publisher:
             if page < child.end:
                 break
             node = child
-        for component in tree.prefix_closed:
-            ledgers = component.devices[node.tenant], component.hosts[node.tenant]
-            for ledger, on_device in zip(ledgers, (True, False)):
-                if ledger is None or not (on_device or component.home_is_host):
-                    continue
-                pinned = 0
-                for child, n_pages in passed:
-                    cell = child.cells[component.index]
-                    if not (cell.device_pins if on_device else cell.host_pins):
-                        pinned += n_pages * component.slots_per_page
-                if pinned > max(0, ledger.headroom):
-                    return None
-        return page
+        return passed
+
+    def _beside(self, request: Request, end: int) -> list[tuple[Node, int]] | None:
+        """`_others`, and nodes above them on which the request may have slots of its own."""
+        others = self._others(request, end)
+        if others is None:
+            return None
+        first = min([part.runs[0].first for part in request.components if part.runs], default=end)
+        above = request.receipt.anchor
+        while above.end > first and above.parent is not None:
+            others.insert(0, (above, above.end - above.start))
+            above = above.parent
+        return others
 
     def insert(self, request: Request, page: int) -> inserting.Inserted:
         """Offer private data up to boundary `page`; duplicates of tree data are freed (I1)."""
-        inserted = self._offer(request, page)
+        inserted = self._offer(request, page, None)
         self._queue(inserted)
         self.tree.prune(inserted.anchor)  # of a window that was left behind nothing came (T3)
         return inserted
 
-    def _offer(self, request: Request, page: int) -> inserting.Inserted:
-        """`insert`, with no candidates entered so far."""
+    def _offer(self, request: Request, page: int, retained: Retained | None) -> inserting.Inserted:
+        """`insert`, with no candidates entered so far, and without the pages `retained`."""
         key = request.key
         if self.points.matter and page:
             request.points.setdefault(page, END)
-        inserted = self._insert(request, page, None)
+        inserted = self._insert(request, page, retained)
         request.last_point = max(request.last_point, page)
         key.found_at(inserted.anchor, request.root)
         return inserted
 
-    def share(self, request: Request, page: int, locks: Locks | None) -> None:
+    def share(
+        self, request: Request, page: int, locks: Locks | None, retained: Retained | None = None
+    ) -> None:
         """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
 
         The anchor stays where it is if it is deeper: the data published there is the request's own.
         `locks` names the pages that components ask to pin.
         """
-        inserted = self._offer(request, page)
+        inserted = self._offer(request, page, retained)
         held = request.receipt
         anchor = inserted.anchor if page >= held.anchor.end else held.anchor
         try:
@@ -406,16 +439,18 @@ class Publisher:
         assert receipt is not None
         request.receipt = receipt
 
-    def _has_new(self, request: Request, page: int) -> bool:
+    def _has_new(self, request: Request, page: int, *, keep_slots: bool = False) -> bool:
         """Whether the tree lacks something that the request has up to boundary `page`."""
         if page > request.receipt.anchor.end:
             return True
-        for part in request.components:
+        for part in () if keep_slots else request.components:
             if part.runs and part.runs[0].first < page:
                 return True
         return page > request.cached and any(own.shared < page for own in request.state_components)
 
-    def _insert(self, request: Request, end: int, retained: Retained | None) -> inserting.Inserted:
+    def _insert(
+        self, request: Request, end: int, retained: Retained | None, leaf: Node | None = None
+    ) -> inserting.Inserted:
         if self.points.matter and not self.tree.has_state:
             # Also those that lie behind `end`: part of their data may be handed over now.
             passed = max(end, request.computed // self.tree.page_size)
@@ -423,7 +458,7 @@ class Publisher:
                 request.points.setdefault(page, GRID)
             request.last_point = max(request.last_point, passed)
         holdings = self.offers.take_out(request, end, retained)
-        start = leaf = request.receipt.anchor
+        start = request.receipt.anchor
         if start.end * self.tree.page_size != request.anchor_tokens:
             # The anchor went down as it published: part of the offer may lie above it.
             first = end
@@ -442,7 +477,7 @@ class Publisher:
             end,
             holdings,
             request.points,
-            None if retained is None else leaf,
+            leaf,
         )
         for kind in inserted.points:
             self.points.made[kind] += 1

@@ -66,9 +66,13 @@ class GuardedOperations(_Operations):
         with self.guard.moves.naming(fence):
             self.guard.look("computed", super().computed, request, _number(n_tokens), fence)
 
-    def checkpoint(self, request: Request, fence: Fence | None = None) -> bool:
+    def checkpoint(
+        self, request: Request, fence: Fence | None = None, *, keep_slots: bool = False
+    ) -> bool:
         with self.guard.moves.naming(fence):
-            shared: bool = self.guard.look("checkpoint", super().checkpoint, request, fence)
+            shared: bool = self.guard.look(
+                "checkpoint", super().checkpoint, request, fence, keep_slots=keep_slots
+            )
         return shared
 
     def finish(
@@ -111,9 +115,9 @@ class GuardedOperations(_Operations):
             )
         return step
 
-    def table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
-        table = super().table(request, component)
-        if self.guard.period == 1:
+    def table(self, request: Request, component: str, start: int = 0) -> npt.NDArray[np.int32]:
+        table = super().table(request, component, start)
+        if self.guard.period == 1 and not start:
             with self.guard.checking("table"):
                 self.guard.watched.shares.check_table(request, component, table)
         return table

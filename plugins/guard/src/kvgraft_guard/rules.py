@@ -96,5 +96,6 @@ GUARDED: dict[str, str] = {
     "V1": "Events tell of data that comes and was not there, and that goes and was; full checks.",
     "V2": "Replayed, they give what the tree has; by every full check.",
     "V3": "Each event is taken by its reader, waits for it or is counted as lost; full checks.",
+    "N1": "Where a publication keeps slots, the pages that the request still needs have theirs.",
 }
 """By rule, the condition that the guard checks."""

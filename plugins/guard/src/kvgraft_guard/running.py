@@ -356,8 +356,10 @@ class Running:
         slot = all(each[FREE] + each[EVICTABLE] > each[PROMISED] for each in counts)
         return Spare(slot, slot and all(each[FREE] > 0 for each in counts))
 
-    def checkpoint(self, request: Request, fence: Fence | None = None) -> After:
-        """It shares up to a legal boundary (I6), or changes nothing."""
+    def checkpoint(
+        self, request: Request, fence: Fence | None = None, *, keep_slots: bool = False
+    ) -> After:
+        """It shares up to a legal boundary (I6), or changes nothing; slots stay if asked (N1)."""
         del fence
         if request.stage is not ADMITTED:
             return _refused
@@ -365,9 +367,12 @@ class Running:
         watched.rooms.expect(watched.states, host_too=True)
         anchor = request.receipt.anchor.end
         offer, states = watched.shares.offer(request, ending=False), watched.shares.states(request)
+        tables = watched.shares.tables(request) if keep_slots else None
 
         def after(shared: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
             end = request.cached
+            if tables is not None:
+                watched.shares.check_slots_stay(request, tables)
             shared_states = self._shared_states(request, offer.left)
             watched.shares.check_kept(request, states, shared_states, self._spare(was))
             if not shared:

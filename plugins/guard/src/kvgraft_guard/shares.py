@@ -160,6 +160,27 @@ class Shares:
             f"differ at {at}",
         )
 
+    def check_slots_stay(self, request: Request, was: dict[int, Table]) -> None:
+        """A publication changed no slot of the pages that the request still needs (N1)."""
+        page, size = request.computed // self.tree.page_size, self.tree.page_size
+        now = self.tables(request)
+        for component in self._paged:
+            per_page, before = component.slots_per_page, was[component.index]
+            after = now[component.index][: len(before)]
+            ahead = np.zeros(len(before), np.bool_)
+            ahead[page * per_page :] = True
+            for low, high in needed(component, page, size):
+                ahead[low * per_page : high * per_page] = True
+            moved = (before != after) & (before >= 0) & (ahead | (after >= 0))
+            if moved.any():
+                at = int(moved.argmax())
+                raise ContractViolation(
+                    "N1",
+                    component.name,
+                    f"{_of(request)} published with its slots kept; that of page {at // per_page} "
+                    f"was {before[at]} and is {after[at]}",
+                )
+
     def remember(self, request: Request) -> None:
         """The request's slots are as they should be now."""
         self._note(request, self.tables(request))

@@ -24,6 +24,7 @@ FAMILIES = {
     "P": "Packaging",
     "K": "Keeping: eviction policies and tenants",
     "V": "Events",
+    "N": "Engines that own slots",
 }
 """Families by the letter their rules begin with."""
 
@@ -147,6 +148,7 @@ RULES = {
     "V1": "Events come once each, in the order of the changes, with component, tier and namespace.",
     "V2": "All events together give exactly the tree's residency.",
     "V3": "A reader that fails or lags costs the cache a counted loss; it begins again.",
+    "N1": "A publication can keep a request's slots; duplicates stay its own until it ends.",
 }
 """Each rule's sentence, by id."""
 

@@ -13,7 +13,9 @@ from kvgraft_testing.machine.hooks import locks
 from kvgraft_testing.machine.keeping import HINTS
 from kvgraft_testing.machine.legality import Pressure
 from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.observing import Snapshot
 from kvgraft_testing.machine.predicting import Adopted
+from kvgraft_testing.machine.publishing import Tables
 
 __all__ = ["Donations"]
 
@@ -30,7 +32,15 @@ class Donations:
         self.bench = bench
         self.cache, self.model, self.judge = bench.cache, bench.model, bench.judge
 
-    def _share(self, live: Live, boundary: int, name: str, operation: Callable[[], T]) -> T:
+    def _share(
+        self,
+        live: Live,
+        boundary: int,
+        name: str,
+        operation: Callable[[], T],
+        *,
+        keep_slots: bool = False,
+    ) -> T:
         """Run an operation that inserts up to a boundary, which becomes a resume point."""
         bench, publishing = self.bench, self.bench.publishing
         before, tables, skipped = bench.seen, publishing.tables(live), publishing.skipped
@@ -44,7 +54,8 @@ class Donations:
                 return None
             if bench.resuming.matters:
                 own.points.add(boundary)
-            leaving = bench.resuming.leave(own, live.prompt, boundary)
+            kept = self._kept(live, before) if keep_slots else {}
+            leaving = bench.resuming.leave(own, live.prompt, boundary, kept)
             offer = publishing.offer(live, leaving, tables)
             publishing.note(before, offer, made_room=name == "checkpoint")
             position = live.computed // self.model.page_size
@@ -71,9 +82,33 @@ class Donations:
         result = bench.act(name, operation, pressure=pressure, uses=uses, by=live.using)
         if result is not False and deeper:
             publishing.check(live, boundary)
+        if keep_slots:
+            self._check_slots_stay(live, tables)
         return result
 
-    def checkpoint(self, live: Live) -> None:
+    def _kept(self, live: Live, before: Snapshot) -> dict[str, set[int]]:
+        """Per component, pages of its own that the tree has of others: they stay its own (N1)."""
+        return {
+            name: {
+                page
+                for page in pages
+                if self.model.prefix(*live.sequence, page) in before.held[name].device
+            }
+            for name, pages in live.own.private.items()
+        }
+
+    def _check_slots_stay(self, live: Live, tables: Tables) -> None:
+        """The tables that its kernels were given are still right where it reads (N1)."""
+        position = live.computed // self.model.page_size
+        for each in self.bench.paged:
+            after = self.bench.publishing.table(live, each, "device")
+            needed = {*self.model.pages(each, position), *range(position, len(after))}
+            for page, (was, now) in enumerate(zip(tables[each.name], after)):
+                if was != now and (page in needed or now[0] >= 0) and was[0] >= 0:
+                    said = f"slots of page {page} of {live.name} were {was} and are {now}"
+                    self.judge.fail("N1", each.name, said)
+
+    def checkpoint(self, live: Live, *, keep_slots: bool = False) -> None:
         """Share the data computed so far; declined only for a reason (I5, I6, A12)."""
         bench, own = self.bench, live.own
         if live.cleared:
@@ -87,7 +122,15 @@ class Donations:
             page < boundary for pages in own.private.values() for page in pages
         )
         declined = self.cache.publisher.declined_checkpoints
-        moved = self._share(live, boundary, "checkpoint", lambda: self._checkpoint(live, boundary))
+        if keep_slots:
+            is_new = boundary > max(live.anchor, own.based)
+        moved = self._share(
+            live,
+            boundary,
+            "checkpoint",
+            lambda: self._checkpoint(live, boundary, keep_slots=keep_slots),
+            keep_slots=keep_slots,
+        )
         bench.trace.outcome("shared" if moved else "declined")
         if not is_new and not moved:
             return
@@ -99,8 +142,8 @@ class Donations:
             lambda: f"a checkpoint of {live.name} at page {boundary} was declined for nothing",
         )
 
-    def _checkpoint(self, live: Live, boundary: int) -> bool:
-        moved = self.cache.checkpoint(live.request, self.bench.fence)
+    def _checkpoint(self, live: Live, boundary: int, *, keep_slots: bool) -> bool:
+        moved = self.cache.checkpoint(live.request, self.bench.fence, keep_slots=keep_slots)
         if moved:
             live.anchor = live.cached = boundary
             if self.bench.states:

@@ -479,10 +479,11 @@ class Harness:
         )
         return live.namespace == other.namespace and not live.cleared and not same
 
-    def checkpoint(self, live: Live) -> None:
+    def checkpoint(self, live: Live, *, keep_slots: bool = False) -> None:
         """Share the data computed so far."""
-        self.bench.trace.call(f"checkpoint {live.name}")
-        self.donations.checkpoint(live)
+        kept = ", its slots kept" if keep_slots else ""
+        self.bench.trace.call(f"checkpoint {live.name}{kept}")
+        self.donations.checkpoint(live, keep_slots=keep_slots)
 
     def finish(self, live: Live) -> None:
         """End a request, leaving its data."""

@@ -237,10 +237,10 @@ class CacheMachine(Scenes):
             raise Impossible
 
     @has("admitted")
-    @rule(index=picks)
+    @rule(index=picks, keep_slots=st.booleans())
     @unless_over
-    def checkpoint(self, index: int) -> None:
-        self.harness.checkpoint(self._pick("admitted", index))
+    def checkpoint(self, index: int, keep_slots: bool = False) -> None:  # noqa: FBT001, FBT002
+        self.harness.checkpoint(self._pick("admitted", index), keep_slots=keep_slots)
 
     @has_place()
     @has("admitted")

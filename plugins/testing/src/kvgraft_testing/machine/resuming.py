@@ -27,6 +27,9 @@ COMPARED_PAGES = 96
 """Boundaries, in pages, at which a component's need is counted for the grid."""
 
 
+NOTHING: Mapping[str, set[int]] = {}
+
+
 @dataclass
 class Progress:
     """One request's own data and the data it left, in pages and boundaries.
@@ -171,13 +174,20 @@ class Resuming:
         """Points of the grid that a request meets as it publishes at page `position`."""
         return self.on_grid(prompt, own.last_point, position) if not self.states else set()
 
-    def leave(self, own: Progress, prompt: int, end: int) -> Published:
-        """The offer, up to boundary `end`, of a request that ends or shares all its data."""
+    def leave(
+        self, own: Progress, prompt: int, end: int, kept: Mapping[str, set[int]] = NOTHING
+    ) -> Published:
+        """The offer, up to boundary `end`, of a request that ends or shares all its data.
+
+        But for the pages `kept`, per component: others' data is in the tree there.
+        """
         if self.matters and not self.states:
             own.points |= self.on_grid(prompt, own.last_point, end)
             own.last_point = max(own.last_point, end)
         pages = {
-            each.name: {page for page in own.private[each.name] if page < end}
+            each.name: {
+                page for page in own.private[each.name] - kept.get(each.name, set()) if page < end
+            }
             for each in (*self.prefix_closed, *self.bounded)
         }
         published = self.published(own, pages, {page for page in own.captured if page <= end}, end)
