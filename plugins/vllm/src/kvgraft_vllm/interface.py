@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvgraft_storage import EngineInterface
 
-__all__ = ["INTERFACE"]
+__all__ = ["INTERFACE", "MANAGER_INTERFACE"]
 
 INTERFACE = EngineInterface(
     adapter="kvgraft-vllm",
@@ -59,3 +59,45 @@ INTERFACE = EngineInterface(
         "OffloadingGaugeMetadata": ("documentation", "labelnames"),
     },
 )
+
+MANAGER_INTERFACE = EngineInterface(
+    adapter="kvgraft-vllm",
+    engine="vLLM",
+    distribution="vllm",
+    oldest=INTERFACE.oldest,
+    too_new=INTERFACE.too_new,
+    signatures={
+        "KVCacheManager.get_computed_blocks": ("self", "request"),
+        "KVCacheManager.allocate_slots": (
+            "self",
+            "request",
+            "num_new_tokens",
+            "num_new_computed_tokens",
+            "new_computed_blocks",
+            "num_lookahead_tokens",
+            "num_external_computed_tokens",
+            "delay_cache_blocks",
+            "num_encoder_tokens",
+            "full_sequence_must_fit",
+            "reserved_blocks",
+            "has_scheduled_reqs",
+            "skip_zeroing_group_ids",
+        ),
+        "KVCacheManager.free": ("self", "request"),
+        "KVCacheManager.get_blocks": ("self", "request_id"),
+        "KVCacheManager.estimate_cached_tokens": ("self", "request"),
+        "KVCacheManager.reset_prefix_cache": ("self",),
+        "KVCacheManager.new_step_starts": ("self",),
+        "KVCacheManager.cache_blocks": ("self", "request", "num_computed_tokens"),
+        "KVCacheManager.remove_skipped_blocks": (
+            "self",
+            "request_id",
+            "processed_computed_tokens",
+            "num_prompt_tokens",
+        ),
+        "KVCacheManager.pop_blocks_for_free": ("self", "request"),
+        "KVCacheManager.evict_blocks": ("self", "block_ids"),
+        "KVCacheBlocks.get_block_ids": ("self", "allow_none", "group_ids"),
+    },
+)
+"""Of vLLM's own cache manager: the methods that `kvgraft_vllm.manager` has in their place."""

@@ -1,0 +1,41 @@
+"""The function that vLLM runs in each of its processes: entry point group `vllm.general_plugins`.
+
+Nothing of vLLM is imported, and nothing changed, where the manager is not turned on.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+
+from kvgraft import ConfigError
+from kvgraft_vllm.manager_settings import ManagerSettings
+
+__all__ = ["install"]
+
+logger = logging.getLogger("kvgraft.vllm")
+
+
+def install() -> None:
+    """Put kvgraft's cache manager in the place of vLLM's, if `KVGRAFT_VLLM_MANAGER` says so.
+
+    A vLLM that it was not written for is named in the log, and keeps its own manager.
+
+    Raises:
+        ConfigError: impossible settings.
+    """
+    settings = ManagerSettings.from_environment(os.environ)
+    if settings is None:
+        return
+    import vllm
+
+    from kvgraft_vllm.interface import MANAGER_INTERFACE
+
+    try:
+        MANAGER_INTERFACE.require_supported(vllm.__version__)
+    except ConfigError as error:
+        logger.warning("%s; vLLM's own cache manager stays", error)
+        return
+    from kvgraft_vllm.manager import put_in
+
+    put_in(settings)

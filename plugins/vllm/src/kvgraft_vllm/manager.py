@@ -1,0 +1,441 @@
+"""kvgraft's decisions in vLLM's scheduler, in the place of its `KVCacheManager`.
+
+vLLM owns the tensors; a cache without payload decides which blocks hold what, who is admitted and
+what is kept. Tables only grow while a request runs, so data is published with its slots kept (N1).
+Only data that the model has computed is published, never that of a step under way.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import count
+from typing import Any
+
+from vllm.v1.core import kv_cache_manager
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched import scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+
+from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft_vllm.block_layout import BlockLayout, lay_out
+from kvgraft_vllm.interface import MANAGER_INTERFACE
+from kvgraft_vllm.manager_settings import ManagerSettings
+
+__all__ = ["BlockIds", "KvgraftCacheManager", "put_in", "refusals"]
+
+logger = logging.getLogger("kvgraft.vllm")
+
+Vllm = Any
+"""An object of vLLM, which mypy does not see."""
+
+
+class BlockIds(KVCacheBlocks):
+    """Blocks by their ids alone, per KV cache group."""
+
+    def __init__(self, ids: tuple[list[int], ...]) -> None:
+        self.ids = ids
+
+    @property
+    def blocks(self) -> tuple[list[Vllm], ...]:
+        """As objects of vLLM, made anew."""
+        return tuple([KVCacheBlock(block_id=each) for each in group] for group in self.ids)
+
+    def get_block_ids(
+        self,
+        allow_none: bool = False,  # noqa: FBT001, FBT002 - vLLM's own
+        *,
+        group_ids: Sequence[int] | None = None,
+    ) -> tuple[list[int], ...] | None:
+        """The ids of all groups or of some; None where there are none, if that is allowed."""
+        ids = self.ids if group_ids is None else tuple(self.ids[each] for each in group_ids)
+        return None if allow_none and not any(ids) else ids
+
+
+class _Sequence:
+    """A request of vLLM: its key, and the cache's request while it is admitted.
+
+    Attributes:
+        key: its tokens, as far as the model has computed them or will at once.
+        is_shared: whether others may resume from its data.
+        request: None while it waits.
+        runs: whether it has slots.
+        deferred_at: `KvgraftCacheManager.changes` when it was deferred; -1 if it was not.
+    """
+
+    __slots__ = ("deferred_at", "is_shared", "key", "request", "runs")
+
+    def __init__(self, key: TokenKey, *, is_shared: bool) -> None:
+        self.key = key
+        self.is_shared = is_shared
+        self.request: Any = None
+        self.runs = False
+        self.deferred_at = -1
+
+
+class KvgraftCacheManager(KVCacheManager):
+    """vLLM's interface over a kvgraft cache.
+
+    A request is admitted where vLLM asks for its hit, before it sizes the chunk: then its prompt
+    and part of its decode are promised slots (A7), and `allocate_slots` within that succeeds. One
+    that is deferred gets None from `allocate_slots`, as where vLLM's pool is full.
+
+    Args:
+        settings: kvgraft's.
+        chunk: most tokens of a request that are computed and not settled at a time.
+        given: vLLM's own arguments.
+
+    Attributes:
+        cache: the cache, for its statistics.
+        layout: which block ids are whose.
+        changes: rises with all that may let a deferred request in.
+
+    Raises:
+        ConfigError: the pools cannot hold one request of the model's longest context.
+    """
+
+    def __init__(self, settings: ManagerSettings, chunk: int, **given: Vllm) -> None:
+        config = given["kv_cache_config"]
+        groups = [group.kv_cache_spec for group in config.kv_cache_groups]
+        self.layout = lay_out(
+            [_looks_back(spec) for spec in groups],
+            config.num_blocks,
+            groups[0].block_size,
+            window_share=settings.window_share,
+            chunk=chunk,
+        )
+        self.cache = _open(self.layout, settings)
+        _expect_room(self.cache, given["max_model_len"], chunk)
+        super().__init__(**given)
+        self.settings, self.chunk = settings, chunk
+        self.changes = 0
+        self._is_bounded = any(each.window is not None for each in self.layout.ranges)
+        self._sequences: dict[str, _Sequence] = {}
+        self._admitted: list[_Sequence] = []
+        self._private = count()
+
+    # -- a request waits, and is admitted
+
+    def new_step_starts(self) -> None:
+        """Requests that were admitted in the last step and not scheduled wait again."""
+        super().new_step_starts()
+        self._wait_again()
+        self.cache.poll()
+
+    def get_computed_blocks(
+        self, request: Vllm, max_cache_hit_length: int | None = None
+    ) -> tuple[Vllm, int, int]:
+        """Admit a request, and say how many tokens it resumes from; its blocks come later."""
+        del max_cache_hit_length
+        sequence = self._sequences.get(request.request_id)
+        if sequence is None:
+            sequence = self._sequences[request.request_id] = self._new_sequence(request)
+        if sequence.request is None and sequence.deferred_at != self.changes:
+            self._admit(sequence, request)
+        if sequence.request is None:
+            return self.empty_kv_cache_blocks, 0, 0
+        return self.empty_kv_cache_blocks, sequence.request.anchor_tokens, 0
+
+    def _new_sequence(self, request: Vllm) -> _Sequence:
+        """Data that tokens do not name, such as images', is in a namespace that nobody shares."""
+        is_shared = self.prefix_cache_lookup_enabled(request) and not (
+            request.mm_features or request.prompt_embeds is not None
+        )
+        namespace: tuple[Any, ...] | None = None
+        if not is_shared:
+            namespace = ("private", next(self._private))
+        elif request.cache_salt or request.lora_request:
+            adapter = request.lora_request.lora_name if request.lora_request else None
+            namespace = (request.cache_salt, adapter)
+        return _Sequence(TokenKey((), namespace), is_shared=is_shared)
+
+    def _admit(self, sequence: _Sequence, request: Vllm) -> None:
+        key, n_tokens = sequence.key, request.num_tokens
+        key.extend(request.all_token_ids[key.n_tokens : n_tokens])
+        most = request.num_prompt_tokens + request.max_tokens - n_tokens
+        reserve = min(self.settings.reserve, most, self.max_model_len - n_tokens)
+        found = self.cache.begin(key, reserve=max(0, reserve), chunk=min(self.chunk, n_tokens))
+        if self.cache.admit(found).admitted:
+            sequence.request = found
+            self._admitted.append(sequence)
+        else:
+            self.cache.abort(found)
+            sequence.deferred_at = self.changes
+
+    def _wait_again(self) -> None:
+        for sequence in self._admitted:
+            if sequence.request is not None and not sequence.runs:
+                self.cache.abort(sequence.request)
+                sequence.request = None
+                self.changes += 1
+        self._admitted.clear()
+
+    # -- it runs
+
+    def allocate_slots(  # noqa: PLR0913, PLR0917 - vLLM's own
+        self,
+        request: Vllm,
+        num_new_tokens: int,
+        num_new_computed_tokens: int = 0,
+        new_computed_blocks: Vllm | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_computed_tokens: int = 0,
+        delay_cache_blocks: bool = False,  # noqa: FBT001, FBT002
+        num_encoder_tokens: int = 0,
+        full_sequence_must_fit: bool = False,  # noqa: FBT001, FBT002
+        reserved_blocks: int = 0,
+        has_scheduled_reqs: bool = True,  # noqa: FBT001, FBT002
+        skip_zeroing_group_ids: tuple[int, ...] = (),
+    ) -> Vllm | None:
+        """Slots for the next tokens; None where there are none, and vLLM preempts or waits."""
+        sequence = self._sequences[request.request_id]
+        found = sequence.request
+        if found is None:
+            return None
+        end = request.num_computed_tokens + num_new_computed_tokens + num_new_tokens
+        end = min(end + num_lookahead_tokens, self.max_model_len)
+        if sequence.runs:
+            if end <= found.allocated * self.layout.block_size and found.computed >= found.prompt:
+                return self.empty_kv_cache_blocks
+            self._publish(sequence, request)
+        before = found.allocated
+        if not self.cache.allocate(found, end - found.computed):
+            return None
+        if not sequence.runs:
+            sequence.runs = True
+            return self.empty_kv_cache_blocks  # vLLM asks for the whole table of a new one
+        if found.allocated == before:
+            return self.empty_kv_cache_blocks
+        return self._blocks(found, before)
+
+    def _publish(self, sequence: _Sequence, request: Vllm) -> None:
+        """Note what the model has computed; others resume from a prompt's part at once."""
+        found = sequence.request
+        is_prompt = found.computed < found.prompt
+        self._settle(sequence, request)
+        if is_prompt and sequence.is_shared:
+            self.cache.checkpoint(found, keep_slots=True)
+        if self._is_bounded:
+            self.changes += 1
+
+    def _settle(self, sequence: _Sequence, request: Vllm) -> None:
+        """Note the tokens that the model has computed."""
+        found, key = sequence.request, sequence.key
+        end = request.num_computed_tokens - request.num_in_flight_tokens
+        if key.n_tokens < end:
+            key.extend(request.all_token_ids[key.n_tokens : end])
+        if end > found.computed:
+            self.cache.computed(found, end - found.computed)
+
+    def free(self, request: Vllm) -> None:
+        """A request has finished, or is preempted: the tree has what it computed."""
+        sequence = self._sequences.pop(request.request_id, None)
+        if sequence is None:
+            return
+        found = sequence.request
+        if found is not None:
+            if sequence.runs and sequence.is_shared:
+                self._settle(sequence, request)
+                end = self.cache.finish if request.is_finished() else self.cache.retract
+                end(found)
+            else:
+                self.cache.abort(found)
+            self.changes += 1
+        sequence.request, sequence.runs, sequence.deferred_at = None, False, -1
+        if not request.is_finished():
+            self._sequences[request.request_id] = sequence
+
+    # -- what vLLM reads
+
+    def get_blocks(self, request_id: str) -> Vllm:
+        """All blocks of a request, from its first token on."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.request is None or not sequence.runs:
+            return self.empty_kv_cache_blocks
+        return self._blocks(sequence.request, 0)
+
+    def _blocks(self, found: Any, start: int) -> BlockIds:
+        ids: list[list[int]] = [[] for _ in range(self.layout.n_groups)]
+        for each in self.layout.ranges:
+            slots = self.cache.table(found, each.component, start)
+            for group, of_group in zip(each.groups, each.block_ids(slots)):
+                ids[group] = of_group
+        return BlockIds(tuple(ids))
+
+    @property
+    def usage(self) -> float:
+        """The part of the blocks that running requests hold."""
+        used = total = 0
+        for each, component in zip(self.layout.ranges, self._components()):
+            books = component.device
+            used += len(each.groups) * (books.capacity - books.free - books.evictable)
+            total += len(each.groups) * books.capacity
+        return used / total
+
+    def _components(self) -> Iterable[Any]:
+        tree = self.cache.tree
+        return [tree.component(each.component) for each in self.layout.ranges]
+
+    def estimate_cached_tokens(self, request: Vllm) -> int:
+        """The tokens of whole blocks that are computed."""
+        sequence = self._sequences.get(request.request_id)
+        if sequence is None or not sequence.is_shared:
+            return 0
+        end = request.num_computed_tokens - request.num_in_flight_tokens
+        return int(end // self.layout.block_size * self.layout.block_size)
+
+    def reset_prefix_cache(self) -> bool:
+        """Nothing that was computed so far is hit any more; running requests go on."""
+        self._wait_again()
+        self.cache.clear()
+        self.changes += 1
+        if self.prefix_cache_stats is not None:
+            self.prefix_cache_stats.reset = True
+        return True
+
+    def cache_blocks(self, request: Vllm, num_computed_tokens: int) -> None:
+        """Nothing to do: data is published at the next step, or at the end."""
+
+    def remove_skipped_blocks(
+        self,
+        request_id: str,
+        processed_computed_tokens: int,
+        num_prompt_tokens: int | None = None,
+    ) -> None:
+        """Nothing to do: blocks behind a window leave as their request goes on."""
+
+    def pop_blocks_for_free(self, request: Vllm) -> list[Vllm]:
+        """Refused: only connectors ask for it."""
+        raise NotImplementedError(f"kvgraft-vllm: {NO_CONNECTOR}")
+
+    def evict_blocks(self, block_ids: set[int]) -> None:
+        """Refused: only connectors ask for it."""
+        raise NotImplementedError(f"kvgraft-vllm: {NO_CONNECTOR}")
+
+
+NO_CONNECTOR = "blocks are not given to KV connectors"
+
+
+def _looks_back(spec: Vllm) -> int | None:
+    """Tokens before the newest that a group attends to; None for all."""
+    if isinstance(spec, SlidingWindowSpec):
+        return max(1, int(spec.sliding_window) - 1 + int(getattr(spec, "extra_retained_tokens", 0)))
+    return None
+
+
+def _open(layout: BlockLayout, settings: ManagerSettings) -> Cache:
+    sizes = [each.n_slots for each in layout.ranges]
+    return Cache.open(
+        layout.components,
+        page_size=layout.block_size,
+        device_tokens=max(sizes) * layout.block_size,
+        payload=False,
+        load=None,
+        policy=settings.policy,
+        guard=settings.guard,
+    )
+
+
+def _expect_room(cache: Cache, max_model_len: int, chunk: int) -> None:
+    """Refuse pools in which a request of the longest context, or its chunks, would never fit."""
+    longest = cache.begin(TokenKey([0] * max_model_len), chunk=min(chunk, max_model_len))
+    decision = cache.admit(longest)
+    fits = decision.admitted and longest.chunk == min(chunk, max_model_len)
+    cache.abort(longest)
+    if not fits:
+        raise ConfigError(
+            f"a request of max_model_len={max_model_len} tokens in chunks of {chunk} never fits: "
+            f"{decision}; give the KV cache more memory, or a smaller max_model_len"
+        )
+
+
+KINDS = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
+"""Kinds of KV cache groups that kvgraft has a component for here."""
+
+
+def refusals(config: Vllm, given: dict[str, Vllm]) -> list[str]:
+    """The demands of an engine that are not met here yet; each in a few words.
+
+    Args:
+        config: vLLM's `VllmConfig`.
+        given: the arguments of its `KVCacheManager`.
+    """
+    caches = given["kv_cache_config"]
+    specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
+    parallel, model = config.parallel_config, config.model_config
+    connector = config.kv_transfer_config
+    sizes = {spec.block_size for spec in specs} | {given["hash_block_size"]}
+    other_kinds = sorted({type(spec).__name__ for spec in specs if type(spec) not in KINDS})
+    asked = {
+        "prefix caching is off": not given["enable_caching"],
+        f"KV cache groups of {', '.join(other_kinds)}": bool(other_kinds),
+        f"KV connector {getattr(connector, 'kv_connector', None)}": connector is not None,
+        "an encoder cache connector": config.ec_transfer_config is not None,
+        "context parallelism": parallel.decode_context_parallel_size > 1
+        or parallel.prefill_context_parallel_size > 1,
+        "speculative decoding": config.speculative_config is not None,
+        "KV cache events": given["enable_kv_cache_events"],
+        "KV cache residency metrics": given["metrics_collector"] is not None,
+        "an encoder-decoder model": model.is_encoder_decoder,
+        "a diffusion model": model.is_diffusion,
+        "auxiliary outputs": config.aux_output_config.enabled,
+        "blocks of several sizes": len(sizes) > 1,
+        "blocks in host memory": any(group.host_resident for group in caches.kv_cache_groups),
+        "KV caches of several precisions": caches.needs_kv_cache_zeroing,
+    }
+    return [what for what, is_asked in asked.items() if is_asked]
+
+
+def put_in(settings: ManagerSettings) -> None:
+    """Schedulers made from now on have a `KvgraftCacheManager`, where that does what they ask for.
+
+    Any scheduler class has it, the asynchronous one too: vLLM's module says which manager is made.
+    Where something is asked for that it does not do, that is named in the log, and vLLM's own
+    manager is made.
+    """
+    if getattr(scheduler.KVCacheManager, "__wrapped__", None) is not None:
+        return
+    different = MANAGER_INTERFACE.differences(vars(kv_cache_manager))
+    if different:
+        _stay(different)
+        return
+    own, initialize = scheduler.KVCacheManager, scheduler.Scheduler.__init__
+    configs: list[Vllm] = []
+
+    @functools.wraps(initialize)
+    def initialized(self: Vllm, *args: Vllm, **named: Vllm) -> None:
+        configs.append(named["vllm_config"] if "vllm_config" in named else args[0])
+        try:
+            initialize(self, *args, **named)
+        finally:
+            configs.pop()
+
+    @functools.wraps(own, updated=())
+    def chosen(**given: Vllm) -> Vllm:
+        return _choose(own, settings, configs[-1], given)
+
+    scheduler.Scheduler.__init__ = initialized
+    scheduler.KVCacheManager = chosen
+
+
+def _choose(
+    own: Callable[..., Vllm], settings: ManagerSettings, config: Vllm, given: dict[str, Vllm]
+) -> Vllm:
+    refused = refusals(config, given)
+    if not refused:
+        try:
+            made = KvgraftCacheManager(settings, config.max_in_flight_tokens, **given)
+        except ConfigError as error:
+            refused = [str(error)]
+        else:
+            logger.info("kvgraft decides what vLLM caches: %r", made.cache)
+            return made
+    _stay(refused)
+    return own(**given)
+
+
+def _stay(reasons: list[str]) -> None:
+    said = "not done by kvgraft-vllm yet, so vLLM's own cache manager stays: %s"
+    logger.warning(said, "; ".join(reasons))

@@ -1,0 +1,263 @@
+"""kvgraft as vLLM's cache manager, under vLLM's own scheduler; needs vLLM's Python files only."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="vLLM's files are not at hand: make test-engine-files")
+
+from plugins.vllm.tests.schedulers import Engine, Sizes, Traffic, Worker, drive, engine_config
+from vllm.v1.core import kv_cache_manager
+from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.sched import scheduler
+from vllm.v1.kv_cache_interface import MambaSpec
+
+from kvgraft import ConfigError, GuardMode
+from kvgraft_vllm.general_plugin import install
+from kvgraft_vllm.interface import MANAGER_INTERFACE
+from kvgraft_vllm.manager import KvgraftCacheManager, put_in
+from kvgraft_vllm.manager_settings import VARIABLE, ManagerSettings
+
+FULL = Sizes()
+WINDOWS = Sizes(windows=(None, 16, 16, 16), n_blocks=161)
+OTHER_WINDOWS = Sizes(windows=(None, 9, 30), n_blocks=161)
+SETTINGS = ManagerSettings(reserve=0, window_share=0.4)
+N_SEEDS = 20
+
+Put = Callable[[ManagerSettings], None]
+
+
+@pytest.fixture
+def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
+    """Puts the manager in, until the test's end."""
+    with monkeypatch.context() as patch:
+        patch.setattr(scheduler, "KVCacheManager", scheduler.KVCacheManager)
+        patch.setattr(scheduler.Scheduler, "__init__", scheduler.Scheduler.__init__)
+        yield put_in
+
+
+def run(sizes: Sizes, seed: int) -> tuple[Engine, Worker]:
+    """Random traffic to its end; nothing is held any more then."""
+    engine = Engine(sizes)
+    assert isinstance(engine.manager, KvgraftCacheManager)
+    worker = drive(engine, Traffic(seed))
+    assert engine.manager.usage == 0
+    assert not engine.manager.cache.requests
+    engine.manager.cache.check_integrity()
+    return engine, worker
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "async"])
+@pytest.mark.parametrize("sizes", [FULL, WINDOWS, OTHER_WINDOWS], ids=lambda each: each.windows)
+def test_every_position_that_is_attended_to_holds_its_own_token(
+    put: Put, sizes: Sizes, policy: str
+) -> None:
+    put(SETTINGS)
+    sizes = replace(sizes, depth=2) if policy == "async" else replace(sizes, policy=policy)
+    workers = [run(sizes, seed)[1] for seed in range(N_SEEDS)]
+    assert not any(worker.wrong for worker in workers)
+    assert all(worker.stats.hits for worker in workers)
+    assert sum(worker.n_resumed for worker in workers)
+
+
+@pytest.mark.parametrize("sizes", [FULL, WINDOWS], ids=lambda each: each.windows)
+def test_the_guard_finds_no_broken_rule(put: Put, sizes: Sizes) -> None:
+    put(SETTINGS.model_copy(update={"guard": GuardMode.ON}))
+    assert run(sizes, seed=1)[1].wrong == 0
+
+
+def swapping(checkpoint: Callable[[Any], bool], request: Any, *, keep_slots: bool) -> bool:
+    assert keep_slots
+    return checkpoint(request)
+
+
+def test_a_manager_that_swaps_slots_is_caught(put: Put) -> None:
+    put(SETTINGS)
+    wrong = 0
+    for seed in range(N_SEEDS):
+        engine = Engine(FULL)
+        engine.manager.cache.checkpoint = partial(swapping, engine.manager.cache.checkpoint)
+        wrong += drive(engine, Traffic(seed)).wrong
+        if wrong:
+            return
+    raise AssertionError("no position was wrong")
+
+
+def test_a_worker_finds_nothing_wrong_with_vllms_own_manager() -> None:
+    assert drive(Engine(FULL), Traffic(0)).wrong == 0
+
+
+# -- which manager vLLM has
+
+
+def test_nothing_changes_unless_the_variable_says_so(
+    put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    install()
+    assert type(Engine(FULL).manager) is KVCacheManager
+    monkeypatch.setenv(VARIABLE, '{"policy": "lru", "reserve": 7}')
+    install()
+    install()
+    engine = Engine(FULL)
+    assert engine.manager.cache.config.policy == "lru"
+    assert engine.manager.settings.reserve == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("yes", "give 1, or settings"), ('{"polcy": "lru"}', "polcy")]
+)
+def test_impossible_settings_are_refused_in_a_line(
+    text: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, text)
+    with pytest.raises(ConfigError, match=said) as refused:
+        install()
+    assert "\n" not in str(refused.value)
+
+
+def asked_of_the_engine(**asked: Any) -> Any:
+    config = engine_config(FULL)
+    for place, value in asked.items():
+        part, _, name = place.rpartition("__")
+        setattr(getattr(config, part) if part else config, name, value)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"cache_config__enable_prefix_caching": False}, "prefix caching is off"),
+        (
+            {
+                "speculative_config": SimpleNamespace(
+                    use_eagle=lambda: False,
+                    use_eagle_block_drop=lambda: False,
+                    needs_eagle_block_drop=lambda: False,
+                    num_speculative_tokens_per_batch_size=None,
+                    max_num_new_slots_for_drafting=0,
+                )
+            },
+            "speculative decoding",
+        ),
+        ({"model_config__max_model_len": 4096}, "max_model_len=4096 tokens .* never fits"),
+    ],
+    ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
+)
+def test_an_engine_that_asks_for_more_keeps_vllms_manager(
+    put: Put, asked: dict[str, Any], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(SETTINGS)
+    with caplog.at_level(logging.WARNING, "kvgraft.vllm"):
+        engine = Engine(FULL, asked_of_the_engine(**asked))
+    assert type(engine.manager) is KVCacheManager
+    (line,) = [each.getMessage() for each in caplog.records if each.name == "kvgraft.vllm"]
+    assert "vLLM's own cache manager stays" in line
+    assert re.search(said, line)
+
+
+def test_states_are_refused_by_the_name_of_their_kind(put: Put) -> None:
+    from kvgraft_vllm.manager import refusals
+
+    group = SimpleNamespace(
+        kv_cache_spec=MambaSpec(block_size=4, shapes=((8,),), dtypes=()), host_resident=False
+    )
+    given = {
+        "kv_cache_config": SimpleNamespace(kv_cache_groups=[group], needs_kv_cache_zeroing=True),
+        "hash_block_size": 4,
+        "enable_caching": True,
+        "enable_kv_cache_events": False,
+        "metrics_collector": None,
+    }
+    assert refusals(engine_config(FULL), given)[0] == "KV cache groups of MambaSpec"
+
+
+# -- requests
+
+
+def serve(engine: Engine) -> Worker:
+    """Steps until all requests have ended."""
+    return drive(engine, Traffic(0, n_requests=0, aborts=0, resets=0))
+
+
+def test_a_request_of_the_longest_context_is_served(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(replace(FULL, n_blocks=27))
+    engine.add("long", range(90), max_tokens=6)
+    worker = serve(engine)
+    assert worker.wrong == 0
+    assert len(worker.texts["long"].tokens) == FULL.max_model_len
+
+
+def test_others_resume_from_a_prompt_while_its_request_decodes(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(FULL)
+    engine.add("first", range(40), max_tokens=20)
+    for _ in range(4):
+        engine.step()
+    engine.add("second", [*range(36), 1, 2, 3], max_tokens=2)
+    engine.step()
+    assert engine.manager.cache.stats().tokens.device == 36
+
+
+def test_salts_and_adapters_share_nothing(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(FULL)
+    for name, salt in (("a", None), ("b", "salt"), ("c", "salt"), ("d", None)):
+        engine.add(name, range(30), max_tokens=2, salt=salt)
+        serve(engine)
+    assert engine.manager.cache.stats().tokens.device == 2 * 28
+
+
+def test_nothing_is_hit_after_a_reset(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(FULL)
+    for name in "ab":
+        engine.add(name, range(30), max_tokens=2)
+        serve(engine)
+        assert engine.scheduler.reset_prefix_cache()
+    assert engine.manager.cache.stats().tokens.device == 0
+
+
+# -- vLLM's interface
+
+
+@pytest.mark.parametrize("name", MANAGER_INTERFACE.signatures)
+def test_the_signature_is_the_one_relied_on(name: str) -> None:
+    found = MANAGER_INTERFACE.differences(vars(kv_cache_manager))
+    assert [line for line in found if line.startswith((f"{name}(", f"{name} "))] == []
+
+
+LEFT_TO_VLLM = {
+    "create_kv_cache_blocks",
+    "get_block_ids",
+    "get_num_common_prefix_blocks",
+    "make_prefix_cache_stats",
+    "prefix_cache_lookup_enabled",
+    "record_prefix_cache_stats",
+    # of connectors, which are refused
+    "get_block_ids_for_computed_tokens",
+    "get_computed_blocks_for_connector",
+    "record_blocks_for_zeroing",
+    "truncate_computed_blocks",
+    # always empty: no events, no states, and nothing of vLLM's own pool is used
+    "finalize_partial_tail_offloads",
+    "take_boundary_state_offloads",
+    "take_events",
+    "take_kv_cache_block_copies",
+    "take_new_block_ids",
+}
+"""Methods that are right as they are over kvgraft's blocks, or never called."""
+
+
+def test_each_method_of_vllms_manager_is_replaced_or_known_to_do() -> None:
+    theirs = {name for name in vars(KVCacheManager) if not name.startswith("_")}
+    assert theirs - {*vars(KvgraftCacheManager)} == LEFT_TO_VLLM
