@@ -200,25 +200,28 @@ bench-all: setup ## run every script in benchmarks/; takes long
 	@set -e; for script in $(filter-out benchmarks/_% benchmarks/builds.py,$(wildcard benchmarks/*.py)); do \
 	  echo "== $$script"; $(PY) $$script; done
 
-# the core and kvgraft-scheduling, compiled and unpacked: in front of the path it stands for the one in .venv
+# the compiled build, unpacked: in front of the path it stands for the one in .venv
 COMPILED := build/compiled
+# those of it that are compiled, each with its own list of modules
+TO_COMPILE := core plugins/scheduling
 # those that need no class of the core to be patched; tests/commands.py marks the others among them
 COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions tests/stepping \
-  tests/guard tests/tree/test_collector.py tests/requests/test_misuse.py
+  tests/guard tests/tree/test_collector.py tests/requests/test_misuse.py tests/architecture/test_compiled.py
 
-compiled: $(COMPILED)/.ready ## compile the core, and steps, into build/compiled; needs a C compiler
-	@echo "the compiled core is used with PYTHONPATH=$(abspath $(COMPILED))"
+compiled: $(COMPILED)/.ready ## compile what serving spends its time in into build/compiled; needs a C compiler
+	@echo "the compiled build is used with PYTHONPATH=$(abspath $(COMPILED))"
 
-$(COMPILED)/.ready: $(shell find core plugins/scheduling -name '*.py' -o -name pyproject.toml) | setup
+$(COMPILED)/.ready: $(shell find $(TO_COMPILE) -name '*.py' -o -name pyproject.toml) | setup
 	rm -rf $(COMPILED)
 	@mkdir -p $(COMPILED)
-	@for each in core plugins/scheduling; do (cd $$each && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 \
-	  $(abspath $(PY)) -m hatchling build -t wheel -d $(abspath $(COMPILED))) \
+	@set -e; for each in $(TO_COMPILE); do echo "compiling $$each"; \
+	  (cd $$each && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 $(abspath $(PY)) -m hatchling build -t wheel -d $(abspath $(COMPILED))) \
 	  >$(COMPILED).log 2>&1 || { cat $(COMPILED).log; exit 1; }; done
 	$(PIP) install -q --no-deps --no-index --target $(COMPILED) $(COMPILED)/kvgraft*.whl
+	$(PY) -m tests.compiled $(COMPILED)
 	@touch $@
 
-test-compiled: compiled ## run the tests of the compiled core, except the long ones
+test-compiled: compiled ## run the tests of the compiled build, except the long ones
 	PYTHONPATH=$(abspath $(COMPILED)) $(PY) -m pytest -m 'not long' $(PYTEST_ARGS) $(COMPILED_TESTS)
 
 build-plain: setup ## build a wheel and an sdist of every distribution into dist/ and check them
@@ -227,7 +230,7 @@ build-plain: setup ## build a wheel and an sdist of every distribution into dist
 	  (cd $$each && $(abspath $(PY)) -m hatchling build -d $(abspath $(DIST))) >/dev/null; done
 	$(PY) -m twine check --strict $(DIST)/kvgraft*
 
-build: build-plain compiled ## the same, and a compiled wheel of the core for this platform
+build: build-plain compiled ## the same, and the compiled wheels for this platform
 	cp $(COMPILED)/kvgraft*.whl $(DIST)
 	$(PY) -m twine check --strict $(DIST)/kvgraft*-linux_*.whl
 

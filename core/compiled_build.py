@@ -1,11 +1,13 @@
 """Build hook of hatchling: compiles the modules that serving spends its time in, with mypyc.
 
-Off unless asked for, so `pip install` from source, editable or not, needs no compiler:
+For the core, and for packages of parts that name it in their `pyproject.toml`. Off unless asked
+for, so `pip install` from source, editable or not, needs no compiler:
 
     HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 pip wheel ./core
 
-The wheel has the extension modules beside the Python files they are made of, and is for this
-platform and Python alone.
+Each wheel is compiled by itself: a part's reads classes of the core as Python does, and works with
+either build of it. It has the extension modules beside the Python files they are made of, and is
+for this platform and Python alone.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ class CompiledBuild(BuildHookInterface):
     """Adds extension modules to a wheel.
 
     Settings: `modules`, patterns of the files to compile, and `except`, files among those to leave
-    out; `opt-level`, of the C compiler, unless KVGRAFT_OPT_LEVEL says another.
+    out, if any; `opt-level`, of the C compiler, unless KVGRAFT_OPT_LEVEL says another; `needs`,
+    distributions that the compiled wheel depends on as well, if any.
     """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
@@ -36,8 +39,8 @@ class CompiledBuild(BuildHookInterface):
         for built in self._compile(Path(self._objects.name)):
             path = built.relative_to(Path(self._objects.name, "lib"))
             build_data["force_include"][str(built)] = path.as_posix()
-        # the library of the compiler, for `kvgraft.tree.packing`
-        build_data["dependencies"].append(f"librt>={metadata.version('librt')}")
+        for name in self.config.get("needs", []):
+            build_data["dependencies"].append(f"{name}>={metadata.version(name)}")
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
 
@@ -54,7 +57,7 @@ class CompiledBuild(BuildHookInterface):
         sources = Path(self.root, SOURCES)
         found = {each for pattern in self.config["modules"] for each in sources.glob(pattern)}
         files = {each.relative_to(sources).as_posix() for each in found}
-        modules = sorted(files.difference(self.config["except"]))
+        modules = sorted(files.difference(self.config.get("except", [])))
         before = os.getcwd()
         os.chdir(sources)  # module names follow from paths relative to here
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvgraft_scheduling.stepping import Stepper
+from kvgraft.requests.slots import took_pages
 from kvgraft_storage.tier.deliveries import Deliveries
 from kvgraft_storage.tier.fetching import Fetch
 from kvgraft_storage.tier.prefetching import Prefetching
@@ -81,7 +81,7 @@ change(
     "two requests of a step get the same slots",
     "everything",
     "T9 T8 I1",
-    Stepper._take_slots,
+    took_pages,
     "slots[start:stop]",
     "slots[: stop - start]",
 )

@@ -154,9 +154,12 @@ def test_a_part_that_is_not_installed_is_named_with_the_way_to_get_it(
             "./plugins/storage",
         ),
         ("device='simulated'", "simulated", "-r plugins/testing/requirements.txt"),
+        ("", "steps", "./plugins/scheduling"),
     ):
         sizes = "" if "device_memory" in settings else "device_tokens=4096, "
-        done = made.run_python(f"import kvgraft; kvgraft.Cache.open(['full'], {sizes}{settings})")
+        call = "" if settings else ".step([])"
+        opening = f"kvgraft.Cache.open(['full'], {sizes}{settings}){call}"
+        done = made.run_python(f"import kvgraft; {opening}")
         assert done.stderr.splitlines()[-1] == (
             f"kvgraft.errors.ConfigError: part {part!r} is not installed; in a clone of kvgraft, "
             f"pip install {folders}"

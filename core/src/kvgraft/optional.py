@@ -5,7 +5,8 @@ A package publishes a part in the entry-point group `kvgraft.parts`, under a nam
     [project.entry-points."kvgraft.parts"]
     storage = "kvgraft_storage.tier:StorageTier"
 
-It is looked for when a cache needs it, and no sooner; one of yours may take the place of ours.
+It is looked for when a cache needs it, and no sooner, but for those that `load_if_installed` names
+as a cache is opened; one of yours may take the place of ours.
 `kvgraft.parts` says what the core asks of some, `PartsFactory` with which arguments each is called.
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NamedTuple
 
@@ -26,6 +28,7 @@ __all__ = [
     "Published",
     "how_to_install",
     "import_failure",
+    "load_if_installed",
     "load_part",
     "published",
 ]
@@ -137,15 +140,28 @@ def load_part(name: str) -> Any:
     Raises:
         ConfigError: no installed package brings it, several do, or it cannot be imported.
     """
-    for each in published(PARTS_GROUP):
-        if each.name != name:
-            continue
-        if each.contested is not None:
-            raise ConfigError(f"part {name!r}: {each.contested}")
-        try:
-            return each.load()
-        except Exception as error:
-            raise ConfigError(
-                f"part {name!r} of {each.distribution} {each.version}: {import_failure(error)}"
-            ) from error
-    raise ConfigError(f"part {name!r} is not installed; {how_to_install(*PARTS[name])}")
+    if name not in _found:
+        _found.update({each.name: each for each in published(PARTS_GROUP)})
+    if name not in _found:
+        raise ConfigError(f"part {name!r} is not installed; {how_to_install(*PARTS[name])}")
+    found = _found[name]
+    if found.contested is not None:
+        raise ConfigError(f"part {name!r}: {found.contested}")
+    try:
+        return found.load()
+    except Exception as error:
+        raise ConfigError(
+            f"part {name!r} of {found.distribution} {found.version}: {import_failure(error)}"
+        ) from error
+
+
+_found: dict[str, Published] = {}
+"""Parts by name; looked for again where one is missing, as that takes tens of milliseconds."""
+
+
+@cache
+def load_if_installed(*names: str) -> None:
+    """Import parts before they are asked for; `load_part` says then what is wrong with one."""
+    with suppress(ConfigError):
+        for name in names:
+            load_part(name)

@@ -17,7 +17,7 @@ from kvgraft.assembly import PartsFactory, mount_all, parts_of, size_pools
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError, LeaseError
-from kvgraft.optional import load_part
+from kvgraft.optional import load_if_installed, load_part
 from kvgraft.packages.registry import Plugin
 from kvgraft.pools.plan import AvailableMemory, available_nbytes
 from kvgraft.requests.access import AccessTracker
@@ -141,6 +141,7 @@ class Serving:
         self._make: Callable[..., Any] = parts.make
         self._stepper: Any = None
         self._pending: Any = None
+        load_if_installed("steps", "pending", "ready")  # not in the first call that needs one
         self.guard = parts.ready(self)
 
     @property

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.packages.dispatch import Mounted
+from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.components import DECODED, POINT, Due, RequestComponent, RequestState, divided
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request
@@ -57,6 +58,21 @@ def needed_between(
         else:
             merged.append(span)
     return merged
+
+
+def took_pages(
+    requests: list[Request], index: int, firsts: list[int], ends: list[int], slots: bytes
+) -> None:
+    """Promised slots of a component are the requests', in their order, of each pages [first, end).
+
+    The ledger's books are the caller's.
+    """
+    start = 0
+    for request, first, end in zip(requests, firsts, ends):
+        part = request.components[index]
+        stop = start + (end - first) * part.component.slots_per_page * SLOT_BYTES
+        part.took_pages(first, end, slots[start:stop])
+        start = stop
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -21,14 +21,13 @@ import torch
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, KvgraftError, LeaseError
 from kvgraft.parts import Step
-from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.reach import FAR
 from kvgraft.refusals import of_type
 from kvgraft.requests.components import DECODED
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request, no_request
-from kvgraft.requests.slots import StateSlots
+from kvgraft.requests.slots import StateSlots, took_pages
 from kvgraft.sizes import expect_count
 from kvgraft.tree.keys import TOKEN_BYTES, expect_sequence, shown_start, token_ids
 from kvgraft.tree.pinning import NO_PAGE
@@ -427,19 +426,14 @@ class Stepper:
         total = int(n_pages.sum())
         for component in self.rows.paged:
             index, per_page = component.index, component.slots_per_page
-            page_bytes = per_page * SLOT_BYTES
             ledger = requests[0].components[index].account.ledger
             slots = ledger.take_private(total * per_page)
             assert slots is not None
             ledger.promised -= total * per_page
             width = self.rows.n_pages * per_page
+            took_pages(requests, index, firsts, ends, slots)
             numbers = np.frombuffer(slots, np.int32)
             places = rows * width + first * per_page
-            start = 0
-            for request, begin, end in zip(requests, firsts, ends):
-                stop = start + (end - begin) * page_bytes
-                request.components[index].took_pages(begin, end, slots[start:stop])
-                start = stop
             self.rows.write(component, places, n_pages * per_page, numbers)
 
     def _keep_states(self, batch: Batch, fast: Ints | None) -> None:
