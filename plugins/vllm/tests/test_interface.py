@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import re
 import sys
+from pathlib import Path
+from pkgutil import resolve_name
 from types import ModuleType
 
 import pytest
 
 from kvgraft import ConfigError
+from kvgraft_vllm.general_plugin import install
 from kvgraft_vllm.interface import INTERFACE
+from kvgraft_vllm.manager_settings import VARIABLE, ManagerSettings
 
 
 @pytest.mark.parametrize("version", ["0.32.0", "0.33.1", "0.33.0rc1"])
@@ -34,6 +39,20 @@ def test_another_vllm_is_refused_before_anything_of_it_is_imported(
     monkeypatch.delitem(sys.modules, "kvgraft_vllm.tier", raising=False)
     with pytest.raises(ConfigError, match=r"vLLM 0\.31\.2 is not >=0\.32,<0\.34"):
         importlib.import_module("kvgraft_vllm.tier")
+
+
+def test_vllm_runs_the_function_that_the_entry_point_names() -> None:
+    metadata = (Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+    found = re.search(r'"vllm\.general_plugins"]\nkvgraft = "(.*)"\n', metadata)
+    assert found is not None
+    assert resolve_name(found[1]) is install
+
+
+@pytest.mark.parametrize("text", ["", "0"])
+def test_the_manager_is_off_unless_the_variable_says_so(text: str) -> None:
+    assert ManagerSettings.from_environment({VARIABLE: text}) is None
+    assert ManagerSettings.from_environment({}) is None
+    assert ManagerSettings.from_environment({VARIABLE: "1"}) == ManagerSettings()
 
 
 class Same:

@@ -15,7 +15,7 @@ from kvgraft_storage import model_files, weights_of
 from kvgraft_vllm.identity import Engine, Group, Plain
 from kvgraft_vllm.settings import TierSettings
 
-__all__ = ["describe_engine"]
+__all__ = ["describe_engine", "log_as_vllm"]
 
 logger = logging.getLogger("kvgraft.vllm")
 
@@ -27,6 +27,15 @@ VOLATILE = frozenset({"_name_or_path", "name_or_path", "transformers_version", "
 
 RANDOM_SEED = frozenset({"xxhash", "xxhash_cbor"})
 """Hash algorithms that vLLM seeds at random where PYTHONHASHSEED is not set."""
+
+
+def log_as_vllm() -> None:
+    """Show the lines of `kvgraft` where vLLM shows its own, unless they are shown already."""
+    mine, its = logging.getLogger("kvgraft"), logging.getLogger("vllm")
+    if not mine.hasHandlers() and mine.level == logging.NOTSET:
+        mine.setLevel(its.getEffectiveLevel())
+        for handler in its.handlers:
+            mine.addHandler(handler)
 
 
 def describe_engine(

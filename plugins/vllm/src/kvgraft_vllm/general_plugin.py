@@ -29,8 +29,10 @@ def install() -> None:
         return
     import vllm
 
+    from kvgraft_vllm.engine import log_as_vllm
     from kvgraft_vllm.interface import MANAGER_INTERFACE
 
+    log_as_vllm()
     try:
         MANAGER_INTERFACE.require_supported(vllm.__version__)
     except ConfigError as error:

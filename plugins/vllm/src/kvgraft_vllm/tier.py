@@ -15,7 +15,7 @@ import vllm
 from kvgraft import ConfigError
 from kvgraft_storage import Status, open_storage
 from kvgraft_vllm.counts import COUNTERS, GAUGES
-from kvgraft_vllm.engine import describe_engine
+from kvgraft_vllm.engine import describe_engine, log_as_vllm
 from kvgraft_vllm.interface import INTERFACE
 from kvgraft_vllm.settings import TierSettings
 from kvgraft_vllm.store_tier import StoreTier
@@ -68,7 +68,7 @@ class KvgraftTier(tiering.SecondaryTierManager):
             chunk_nbytes=self.block_size_bytes,
             version=vllm.__version__,
         )
-        _log_as_vllm()
+        log_as_vllm()
         if settings.enable_kv_events and not (
             offloading_spec.kv_events_config.enable_kv_cache_events
         ):
@@ -162,15 +162,6 @@ class KvgraftTier(tiering.SecondaryTierManager):
 
     def shutdown(self) -> None:
         self._tier.close()
-
-
-def _log_as_vllm() -> None:
-    """Show the lines of `kvgraft` where vLLM shows its own, unless they are shown already."""
-    mine, its = logging.getLogger("kvgraft"), logging.getLogger("vllm")
-    if not mine.hasHandlers() and mine.level == logging.NOTSET:
-        mine.setLevel(its.getEffectiveLevel())
-        for handler in its.handlers:
-            mine.addHandler(handler)
 
 
 def _engine_config() -> VllmConfig | None:
