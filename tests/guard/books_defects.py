@@ -15,6 +15,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
+from kvgraft.tree.pinning import Receipt
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
@@ -265,6 +266,22 @@ def a_backup_without_pins_of_its_own(put: Patch) -> None:
 
     put.setattr(operations, "begin_backup", loose)
     Scene(host_tokens=64).cached(PROMPT)
+
+
+@breaks("L8")
+def a_load_back_that_leaves_its_source_to_its_request(put: Patch) -> None:
+    begin = operations.begin_load_back
+
+    def loose(tree: Tree, receipt: Receipt) -> operations.Operation | None:
+        operation = begin(tree, receipt)
+        if operation is not None and operation.receipt is not None:
+            pinning.release_host(tree, operation.receipt)
+        return operation
+
+    scene = Scene(plain=True, host_tokens=64)
+    scene.on_host_only(PROMPT)
+    put.setattr(operations, "begin_load_back", loose)
+    scene.cache.load_back(scene.admitted(LONGER))
 
 
 @breaks("B2", "window")

@@ -971,5 +971,11 @@ GUARDED_CORES: dict[str, BadCore] = {
         "            return\n",
         "",
     ),
+    "a load-back holds no pins on HOST": BadCore(
+        ("L8", "R7", "E5"),
+        "tree/operations.py",
+        "        receipt.anchor,\n        host_from=receipt.host_from,\n",
+        "        receipt.anchor,\n        host_from=None,\n",
+    ),
 }
 """By name, which says what is wrong."""

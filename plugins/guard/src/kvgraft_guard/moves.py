@@ -16,6 +16,7 @@ from kvgraft.transfers.engine import fences_of
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import CLEAN, Node
 from kvgraft.tree.operations import Operation
+from kvgraft.tree.pinning import Receipt
 from kvgraft.types import Direction
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.integrity import check_transfers
@@ -206,11 +207,24 @@ class Moves:
                     f"a {direction.value} holds neither pins nor its "
                     f"{len(pair.device) // SLOT_BYTES} DEVICE slots",
                 )
+        if operation.receipt is not None and not operation.to_host:
+            self._check_sources(operation, operation.receipt)
         if operation.receipt is not None and operation.receipt.released:
             raise ContractViolation(
                 "L8",
                 None,
                 f"a {direction.value} of {len(operation.nodes)} nodes holds a released receipt",
+            )
+
+    def _check_sources(self, operation: Operation, receipt: Receipt) -> None:
+        """A load-back pins the HOST data that it reads, whatever becomes of its request (L8)."""
+        first = min(node.end for node in operation.nodes)
+        if receipt.host_from is None or receipt.host_from >= first:
+            raise ContractViolation(
+                "L8",
+                None,
+                f"a load-back of {len(operation.nodes)} nodes, the first up to page {first}, pins "
+                f"HOST from page {receipt.host_from} on",
             )
 
     def _check_policy(self, operation: Operation) -> None:

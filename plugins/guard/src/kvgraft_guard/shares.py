@@ -588,12 +588,13 @@ class Shares:
         component = self.tree.components[index]
         for node in shelf.nodes:
             hangs = all(node.cells[each].device is not None for each in component.depends_on)
-            if node.end in mine and node.end <= end and hangs and not node.cells[index].device:
+            inside = [page for page in mine if node.start < page <= min(node.end, end)]
+            if hangs and (inside and (inside != [node.end] or not node.cells[index].device)):
                 raise ContractViolation(
                     "I7",
                     component.name,
-                    f"{_of(request)} had a state at page {node.end} and is cached up to {end} "
-                    "without",
+                    f"{_of(request)} had states at pages {inside} and is cached up to {end} with "
+                    f"{node!r} without",
                 )
 
     def _check_strays(

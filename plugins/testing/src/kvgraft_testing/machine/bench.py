@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from math import inf
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError
@@ -111,7 +111,7 @@ class Bench:
         self.watching = Watching(self.cache, sizes.page_size, judge)
         self.engine.submitted = self._submitted
         if self.cache.arenas is not None:
-            self.cache.arenas.mover.on_move = self.payloads.moved
+            self._follow_moves(self.cache.arenas.mover)
         self.misread: list[ContractViolation] = []
         self.steps = 0
         self.waited_in_vain = False
@@ -139,6 +139,17 @@ class Bench:
         }
         self.lost_on_host = False
         self.mirrored = [name for name, tier in self.seen.books if tier == "host"]
+
+    def _follow_moves(self, mover: Any) -> None:
+        """Data that moves is followed here, too, besides by the guard."""
+        others = mover.on_move
+
+        def moved(*what: Any) -> None:
+            if others is not None:
+                others(*what)
+            self.payloads.moved(*what)
+
+        mover.on_move = moved
 
     def _check_pools(self) -> None:
         """Every slot of a pool has its row of memory (T8)."""

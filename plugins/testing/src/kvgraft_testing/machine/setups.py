@@ -8,7 +8,7 @@ from typing import Any
 
 from kvgraft.assembly import parts_of
 from kvgraft.cache import Cache
-from kvgraft.config import CacheConfig, WritePolicy
+from kvgraft.config import CacheConfig, GuardMode, WritePolicy
 from kvgraft.devices import SIMULATED
 from kvgraft.packages.registry import Plugin, select
 from kvgraft.transfers import TransferEngine
@@ -48,6 +48,7 @@ class Setup:
         sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
             usual, more than such a tree has.
         stored: whether there is a store behind HOST, whose calls end when they are told to.
+        guarded: whether the guard looks at every call, too.
         drawn: whether each example draws what this leaves as it is: tenants, a shared budget,
             priorities and times to live, a store (`drawn_setups`).
     """
@@ -62,6 +63,7 @@ class Setup:
     device: str = "cpu"
     sweep_steps: int | None = None
     stored: bool = False
+    guarded: bool = False
     drawn: bool = False
 
 
@@ -79,14 +81,14 @@ LIMITED: Mapping[str, Mapping[str, Any]] = {
 """Tenants that are told apart by the beginning of their namespaces' names, some with a limit."""
 
 DRAWN: tuple[Mapping[str, Any], ...] = (
-    {},
-    {"tenants": TENANTS},
-    {"keeping": BY_TERM},
-    {"shared": True, "sweep_steps": 3},
-    {"keeping": BY_PRIORITY, "sweep_steps": 3},
-    {"tenants": LIMITED, "keeping": BY_TERM},
-    {"shared": True, "keeping": BY_PRIORITY},
-    {"shared": True},
+    {"guarded": True},
+    {"tenants": TENANTS, "guarded": True},
+    {"keeping": BY_TERM, "guarded": True},
+    {"shared": True, "sweep_steps": 3, "guarded": True},
+    {"keeping": BY_PRIORITY, "sweep_steps": 3, "guarded": True},
+    {"tenants": LIMITED, "keeping": BY_TERM, "guarded": True},
+    {"shared": True, "keeping": BY_PRIORITY, "guarded": True},
+    {"shared": True, "guarded": True},
     {"stored": True},
     {"stored": True, "tenants": TENANTS},
 )
@@ -163,6 +165,9 @@ def engine_for(device: str) -> PromptedTransferEngine:
     return PromptedStreamEngine() if device == SIMULATED else PromptedAcceleratorEngine(device)
 
 
+GUARDED = {"guard": GuardMode.SAMPLED, "guard_sample": 1.0, "guard_full_check": 10**9}
+"""Every call is looked at; the books are recomputed by the machine itself."""
+
 PIN_SHARE = 0.5
 """Of pools of some ten pages."""
 
@@ -218,6 +223,8 @@ def open_cache(
     plugins = list(setup.plugins.values())
     if setup.shared:
         config = _sharing(config, plugins)
+    if setup.guarded:
+        config = config.model_copy(update=GUARDED)
     if hooks is not None:
         plugins = [hooks.watch(plugin) for plugin in plugins]
     parts = PartsWithStore(config) if setup.stored else parts_of(config)
