@@ -12,7 +12,6 @@ from kvgraft.errors import ConfigError
 from kvgraft_cli.cache_options import OptionGroup, tenant_option
 from kvgraft_replay.numbers import Number
 from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
-from kvgraft_retention.settings import OTHERS
 
 __all__ = ["SCANNER", "TRACE", "scanned", "tenant_options", "unused_tenants", "with_scanner"]
 
@@ -50,6 +49,8 @@ def scanned(workload: Workload, options: Mapping[str, Any]) -> tuple[Workload, i
 
 def unused_tenants(tenants: Sequence[str], workload: Workload) -> list[str]:
     """Notes on tenants that no request of the workload belongs to."""
+    from kvgraft_retention.settings import OTHERS  # with torch, which takes seconds
+
     there = {each.namespace for each in workload.requests if each.namespace is not None}
     named = ", ".join(sorted(there)) or "none, as they have with --scanner alone"
     return [
