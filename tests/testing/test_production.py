@@ -18,8 +18,10 @@ from typing import Any
 import pytest
 
 from kvgraft import Component, ComponentMatch, ConfigError, Demand, DemandQuery
+from kvgraft.optional import load_part
 from kvgraft_testing import CLAUSES, Status
 from kvgraft_testing.process import SuiteProcess
+from kvgraft_testing.production.sealing import seal
 
 from ..mutants.components import budgeting, finalizing, locking
 from ..mutants.packages import Package
@@ -354,3 +356,10 @@ def test_a_suite_whose_process_ends_reports_decided_clauses_and_leaves_the_rest_
 def test_options_that_are_refused_are_said_by_the_process() -> None:
     with pytest.raises(ConfigError, match=r"pools need .* the machine has"):
         SuiteProcess("swa", {"window": 3, "head_dim": 10**15}, "dev", {})
+
+
+def test_parts_that_are_loaded_late_replace_nothing_that_is_watched() -> None:
+    told = seal()
+    load_part.cache_clear()
+    load_part("guard")
+    assert not told()

@@ -140,11 +140,11 @@ def load_part(name: str) -> Any:
     Raises:
         ConfigError: no installed package brings it, several do, or it cannot be imported.
     """
-    if name not in _found:
-        _found.update({each.name: each for each in published(PARTS_GROUP)})
-    if name not in _found:
+    if name not in _parts():
+        _parts.cache_clear()  # it may have been installed since
+    if name not in _parts():
         raise ConfigError(f"part {name!r} is not installed; {how_to_install(*PARTS[name])}")
-    found = _found[name]
+    found = _parts()[name]
     if found.contested is not None:
         raise ConfigError(f"part {name!r}: {found.contested}")
     try:
@@ -155,8 +155,10 @@ def load_part(name: str) -> Any:
         ) from error
 
 
-_found: dict[str, Published] = {}
-"""Parts by name; looked for again where one is missing, as that takes tens of milliseconds."""
+@cache
+def _parts() -> dict[str, Published]:
+    """Parts by name; kept, as looking for them takes tens of milliseconds."""
+    return {each.name: each for each in published(PARTS_GROUP)}
 
 
 @cache
