@@ -401,10 +401,10 @@ class Serving:
         (A12), or when the request's namespace was cleared since it began.
         """
         request = self._expect_changing(request)
+        request.expect_namespace()
         if fence is not None:
             expect_fence(fence)
-        request.expect_namespace()
-        self.journal.set_fence(fence)  # declined or not: it covers others' data, too (B4)
+            self.journal.set_fence(fence)  # declined or not: it covers others' data, too (B4)
         if self.tree.cleared and request.root in self.tree.cleared:
             return False
         return self.publisher.checkpoint(request, keep_slots=keep_slots)
