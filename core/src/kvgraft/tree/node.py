@@ -23,7 +23,7 @@ ON_HOST: Final = 2
 CLEAN: Final = 4
 DOUBLE: Final = 8
 
-MOST_TOGETHER: Final = 256
+MOST_TOGETHER: Final = 128
 """Children in one dictionary; of more, each is in one of `N_PARTS`: a large one grows slowly."""
 
 N_PARTS: Final = 256
@@ -158,10 +158,11 @@ class Node:
         """List a child by its first page, in place of another one that has it."""
         children = self.children
         if isinstance(children, dict) and len(children) == MOST_TOGETHER:
-            self.children = [{} for _ in range(N_PARTS)]
-            untrack((self.children,))
+            parts: list[dict[bytes, Node]] = [{} for _ in range(N_PARTS)]
             for its_page, each in children.items():
-                self.list_child(its_page, each)
+                parts[digest(its_page) % N_PARTS][its_page] = each
+            untrack((parts, *parts))
+            self.children = parts
         elif isinstance(children, Node) and not children.key.startswith(page):
             self.children = {children.key[: len(page)]: children}
         among = self._among(page)
