@@ -185,7 +185,9 @@ class Publisher:
         key = request.key
         if key.edits != request.key_edits or len(key.data) < request.computed * TOKEN_BYTES:
             self.ending_page(request)  # a key that is refused leaves due states as they are
-        page = self.states.keep_due_states(request)
+        page = request.computed // self.tree.page_size
+        if request.state_components:
+            page = self.states.keep_due_states(request, page)
         if not self._has_new(request, page, keep_slots=keep_slots):
             return False
         beside = self._beside(request, page) if keep_slots else []

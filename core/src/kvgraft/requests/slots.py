@@ -313,18 +313,16 @@ class StateSlots:
         # Last: where room is still being made, the engine calls again and the state is due still.
         part.due = 0
 
-    def keep_due_states(self, request: Request) -> int:
+    def keep_due_states(self, request: Request, page: int) -> int:
         """Keep the states due as captured ones; the deepest page with a state of every component.
 
-        That is the page the request stands on where no component keeps states.
+        At most `page`, which the request stands on.
         """
-        page = request.computed // self.tree.page_size
-        if request.state_components:
-            self.settle_due(request)
-            for part in request.state_components:
-                if part.due and part.due_as is not DECODED:
-                    self.keep_due(request, part)
-                page = min(page, max([part.shared, *part.captured]))
+        self.settle_due(request)
+        for part in request.state_components:
+            if part.due and part.due_as is not DECODED:
+                self.keep_due(request, part)
+            page = min(page, max([part.shared, *part.captured]))
         return page
 
     def offered_page(self, request: Request, part: RequestState) -> int:

@@ -140,7 +140,9 @@ class Node:
 
     def child(self, page: bytes) -> Node | None:
         """The child whose first page is `page`; None if there is none."""
-        among = self._among(page)
+        among = self.children
+        if isinstance(among, list):
+            among = among[digest(page) % N_PARTS]
         if isinstance(among, dict):
             return among.get(page)
         return among if among is not None and among.key.startswith(page) else None
