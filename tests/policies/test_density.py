@@ -78,7 +78,29 @@ def test_samples_do_not_pile_up_while_nothing_is_given_out() -> None:
     for _ in range(300):
         prefixes.ended(use(prefixes, [SAMPLED_SUM], 5), [SAMPLED_SUM], 0, 5)
         prefixes.age(5)
-    assert sum(map(len, prefixes._ageing)) == 1
+    assert sum(map(len, prefixes._ageing + prefixes._swept)) <= 67
+
+
+def test_no_request_sweeps_all_samples_that_are_away_no_more() -> None:
+    """Of 2,048 samples 1,948 were used again, 100 between them not: these stay, in their order."""
+    prefixes = Prefixes(64, 1 << 30)
+    uses = []
+    for number in range(2048):
+        sums = [SAMPLED_SUM * (number + 1)]
+        uses.append((number % 20 == 10, sums))
+        prefixes.ended(use(prefixes, sums, 5), sums, 0, 5)
+    for stays, sums in uses:
+        if not stays:
+            use(prefixes, sums, 5)
+    first = [each for each in prefixes._ageing[0] if each.is_away]
+    left = 2048
+    while prefixes._swept[0] or left == 2048:
+        before, left = left, left  # what is left is the samples in both of the bin's parts
+        assert prefixes.age(5)
+        left = len(prefixes._ageing[0]) + len(prefixes._swept[0])
+        assert before - left <= 512
+    assert list(prefixes._ageing[0]) == first
+    assert len(first) == 102
 
 
 def test_no_request_counts_all_samples_that_grew_older() -> None:

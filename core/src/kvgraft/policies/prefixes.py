@@ -7,6 +7,7 @@ policy learns how likely data of a class comes back at an age. The garbage colle
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from kvgraft.compiled import mypyc_attr
@@ -26,7 +27,7 @@ PART_SHIFT: Final = 56
 """A checksum's bits above it number the part of the directory: a large dictionary grows slowly."""
 
 MOST_AGED: Final = 512
-"""Steps from a bin of age to the next one that are counted in one call."""
+"""Samples that `Prefixes.age` looks at in one call."""
 
 N_BINS: Final = 14
 """Bins of age, each twice as wide as the one before; the last one is open."""
@@ -103,17 +104,17 @@ class _Sample:
 
     Attributes:
         its_class, clock: class and time of that use.
-        entered: its place among all samples.
         number: the bin of age that it was counted to reach.
+        is_away: whether it was not used again, nor forgotten.
     """
 
-    __slots__ = ("clock", "entered", "its_class", "number")
+    __slots__ = ("clock", "is_away", "its_class", "number")
 
-    def __init__(self, its_class: int, clock: int, entered: int) -> None:
+    def __init__(self, its_class: int, clock: int) -> None:
         self.its_class = its_class
         self.clock = clock
-        self.entered = entered
         self.number = 0
+        self.is_away = True
         untrack((self,))
 
 
@@ -144,15 +145,18 @@ class Prefixes:
         self._sampled = min(FEWEST_SAMPLED, (1 << share.bit_length() - 1) - 1)
         self._trails: list[dict[int, Trail]] = [{} for _ in range(1 << 64 - PART_SHIFT)]
         """The last use of each prefix, by part."""
-        self._n_prefixes = self._n_uses = self._n_samples = 0
+        self._n_prefixes = self._n_uses = self._n_away = 0
         self._uses = RecencyQueue()
         """All that are remembered, the one used least recently first."""
         self._n_sums = 0
         """Checksums in them."""
         self._away: list[dict[int, _Sample]] = [{} for _ in self._trails]
         """Sampled prefixes that were not used since, by part."""
-        self._ageing = [RecencyQueue() for _ in range(N_BINS - 1)]
-        """They in the bin they have reached, but the last one; oldest first."""
+        self._ageing: list[deque[_Sample]] = [deque() for _ in range(N_BINS - 1)]
+        """They in the bin they have reached, but the last one; oldest first, and some of before."""
+        self._swept: list[deque[_Sample]] = [deque() for _ in self._ageing]
+        """Those of a bin that are older than the ones in `_ageing`: it is being swept."""
+        untrack((*self._ageing, *self._swept))
 
     def visit(self, sums: list[int]) -> Visit:
         """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
@@ -204,29 +208,48 @@ class Prefixes:
                 row = self.reached[sample.its_class]
                 for number in range(sample.number + 1):
                     row[number] -= 1
-            self._n_samples += 1
-            sample = _Sample(its_class, clock, self._n_samples)
+            sample = _Sample(its_class, clock)
             part = self._away[each >> PART_SHIFT]
             part[each] = sample
             untrack((part,))
-            self._ageing[0].push(sample.entered, sample)
+            self._n_away += 1
+            self._ageing[0].append(sample)
             self.reached.setdefault(its_class, [0] * N_BINS)[0] += 1
 
     def age(self, clock: int) -> bool:
-        """Count bins that prefixes have reached while they were away; whether that is all."""
+        """Count bins that prefixes have reached while they were away; whether that is all.
+
+        Looks at `MOST_AGED` samples at most. Those that are away no more leave a bin at its front,
+        or as it is swept once most of it is of such:
+
+            _swept[bin]     _ageing[bin]
+            o o o o      ◄─ x o x x o x x     o away, x used again or forgotten
+        """
         left = MOST_AGED
-        for number, ageing in enumerate(self._ageing, 1):
+        for number in range(1, N_BINS):
+            ageing, swept = self._ageing[number - 1], self._swept[number - 1]
             until = clock - (self.unit << number - 1)  # used before that: behind the bin before
-            while (entry := ageing.entry(0, 0)) is not None and entry[1].clock <= until:
+            while True:
+                oldest = swept or ageing
+                if not oldest or oldest[0].clock > until:
+                    break
                 if not left:
                     return False
                 left -= 1
-                ageing.pop()
-                sample: _Sample = entry[1]
-                sample.number = number
-                self.reached[sample.its_class][number] += 1
-                if number < len(self._ageing):
-                    self._ageing[number].push(sample.entered, sample)
+                sample = oldest.popleft()
+                if sample.is_away:
+                    sample.number = number
+                    self.reached[sample.its_class][number] += 1
+                    if number < N_BINS - 1:
+                        self._ageing[number].append(sample)
+            if swept or len(ageing) > 2 * self._n_away + 64:
+                while ageing and left:
+                    left -= 1
+                    sample = ageing.popleft()
+                    if sample.is_away:
+                        swept.append(sample)
+                if not ageing:
+                    self._ageing[number - 1], self._swept[number - 1] = swept, ageing
         return True
 
     # -- inside
@@ -270,6 +293,7 @@ class Prefixes:
     def _take(self, prefix: int) -> _Sample | None:
         """A sampled prefix is used or forgotten: its sample, if it has one, grows no older."""
         sample = self._away[prefix >> PART_SHIFT].pop(prefix, None)
-        if sample is not None and sample.number < len(self._ageing):
-            self._ageing[sample.number].drop(sample.entered, sample)
+        if sample is not None:
+            sample.is_away = False
+            self._n_away -= 1
         return sample
