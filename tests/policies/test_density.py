@@ -93,12 +93,13 @@ def test_no_request_sweeps_all_samples_that_are_away_no_more() -> None:
         if not stays:
             use(prefixes, sums, 5)
     first = [each for each in prefixes._ageing[0] if each.is_away]
-    left = 2048
-    while prefixes._swept[0] or left == 2048:
-        before, left = left, left  # what is left is the samples in both of the bin's parts
+    before, n_calls = 2048, 0
+    while n_calls == 0 or prefixes._swept[0]:
         assert prefixes.age(5)
         left = len(prefixes._ageing[0]) + len(prefixes._swept[0])
         assert before - left <= 512
+        before, n_calls = left, n_calls + 1
+    assert n_calls == 4
     assert list(prefixes._ageing[0]) == first
     assert len(first) == 102
 
