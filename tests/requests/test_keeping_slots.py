@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvgraft import Cache, Request, TokenKey
+from kvgraft import Cache, ConfigError, Request, TokenKey
 
 from ..serving import life
 
@@ -108,3 +108,32 @@ def test_a_table_is_read_from_a_page_on() -> None:
         assert all(cache.table(request, name, page).tolist() == whole[page:] for page in range(11))
     cache.finish(request)
     cache.close()
+
+
+def test_slots_are_not_kept_where_a_component_has_states() -> None:
+    with opened({"full": {}, "mamba": {"states": 8}}) as cache:
+        request = cache.begin(TokenKey(TOKENS))
+        assert cache.admit(request).admitted
+        chunk_of(cache, request)
+        before = cache.stats()
+        with pytest.raises(ConfigError, match=r"^checkpoint: keep_slots is for pages, and .*mamba"):
+            cache.checkpoint(request, keep_slots=True)
+        assert cache.stats() == before
+        while request.computed < request.prompt:
+            chunk_of(cache, request)
+        assert cache.finish(request) == len(TOKENS)
+
+
+def test_a_table_is_read_from_a_page_of_the_request_on() -> None:
+    with opened(COMPONENTS["full"]) as cache:
+        request = cache.begin(TokenKey(TOKENS))
+        assert cache.admit(request).admitted
+        chunk_of(cache, request)
+        whole = cache.table(request, "full").tolist()
+        assert len(whole) == 4
+        for start in (0, 3, 4, 5, 1 << 40):
+            assert cache.table(request, "full", start).tolist() == whole[start:]
+        no_page: Any
+        for no_page in (-1, "1", None, 2.0):
+            with pytest.raises(ConfigError, match=r"^table: start .*; give a whole number, 0 or m"):
+                cache.table(request, "full", no_page)

@@ -235,6 +235,10 @@ def test_a_wrong_step_is_refused_and_changes_nothing() -> None:
         ]
         with pytest.raises(ConfigError, match=r"^begin: a prompt of 21 tokens, max_tokens=20; "):
             cache.begin(TokenKey(range(21)))
+        table = cache.table(running[0], "full").tolist()
+        with pytest.raises(ConfigError, match=r"^fork: a prompt of 21 tokens, max_tokens=20; "):
+            cache.fork(running[0], range(12))
+        assert cache.table(running[0], "full").tolist() == table
         before = cache.stats()
         for requests, tokens, named, error, said in wrong:
             with pytest.raises(error, match=said):

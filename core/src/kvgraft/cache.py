@@ -188,12 +188,7 @@ class Cache(Serving):
         chunk = prompt if chunk is None else expect_count("begin: chunk", chunk, 1)
         if prompt < 1:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
-        most = self.config.max_tokens
-        if most is not None and prompt > most:
-            raise ConfigError(
-                f"begin: a prompt of {prompt} tokens, max_tokens={most}; shorten it, or open the "
-                "cache with more"
-            )
+        self._expect_length("begin", prompt)
         self.expect_open()
         if self.tracers is not None:
             self.tracers.notify("beginning", key)
@@ -204,10 +199,20 @@ class Cache(Serving):
             request.hint = expect_hint("begin", hint)
         if type(max_deferrals) is not int or max_deferrals:
             request.deferrals_left = expect_count("begin: max_deferrals", max_deferrals)
+            load_part("pending")  # refused here where it is missing
         if priority is not None or ttl_s is not None:
             load_part("lifetimes").ask("begin", request, priority, ttl_s)
         self._begin(request, prefetch)
         return request
+
+    def _expect_length(self, call: str, prompt: int) -> None:
+        """Refuse a prompt that the tables of `step` are not wide enough for, by whole pages."""
+        most, size = self.config.max_tokens, self.tree.page_size
+        if most is not None and prompt > -(-most // size) * size:
+            raise ConfigError(
+                f"{call}: a prompt of {prompt} tokens, max_tokens={most}; shorten it, or open the "
+                "cache with more"
+            )
 
     def fork(self, request: Request, tokens: Tokens = (), *, reserve: int | None = None) -> Request:
         """Begin a request that goes on from a running one, on a key of its own: for n > 1.
@@ -227,7 +232,8 @@ class Cache(Serving):
             A request of the same chunk, hint, priority and times to live.
 
         Raises:
-            ConfigError: tokens that a key refuses, or a negative reservation.
+            ConfigError: tokens that a key refuses, more than `max_tokens`, or a negative
+                reservation; nothing has changed.
             LeaseError: the request is not admitted, the cache is closed, or `checkpoint` refuses
                 its key; nothing has changed.
         """
@@ -240,6 +246,7 @@ class Cache(Serving):
             reserve = max(0, request.total - key.n_tokens)
         else:
             reserve = expect_count("fork: reserve", reserve)
+        self._expect_length("fork", key.n_tokens)
         self.checkpoint(request)
         priority, ttl_s = request.requested_retention or (None, None)
         return self.begin(
@@ -385,8 +392,10 @@ class Cache(Serving):
         """The request's DEVICE slots of a paged component, int32 `[n_pages * slots_per_page]`.
 
         From page `start` on; -1 where it holds none, such as behind a window. Raises `LeaseError`
-        once it has ended, and `ConfigError` for a component of states.
+        once it has ended, and `ConfigError` for a component of states or a wrong `start`.
         """
+        if type(start) is not int or start < 0:
+            start = expect_count("table: start", start)
         return slot_table(request, self.tree.component(component), Tier.DEVICE, start)
 
     def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:

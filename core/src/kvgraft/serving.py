@@ -390,7 +390,7 @@ class Serving:
         self.publisher.computed(request, n_tokens, fence)
 
     def checkpoint(
-        self, request: Request | Any, fence: Fence | None = None, *, keep_slots: bool = False
+        self, request: Request | Any, fence: Fence | None = None, *, keep_slots: bool | Any = False
     ) -> bool:
         """Share the data computed so far, up to the deepest legal boundary (I5, I6).
 
@@ -398,16 +398,23 @@ class Serving:
         `keep_slots` it does not, for engines whose tables only grow: the request keeps its own
         slots of those pages until it ends (N1). Declined, returning False and changing nothing,
         when there is nothing new, when the shared pages could not be replaced out of the headroom
-        (A12), or when the request's namespace was cleared since it began.
+        (A12), or when the request's namespace was cleared since it began. Raises `ConfigError` for
+        `keep_slots` where a component keeps states: it is for pages alone so far.
         """
         request = self._expect_changing(request)
         request.expect_namespace()
+        if keep_slots and request.state_components:
+            name = request.state_components[0].component.name
+            raise ConfigError(
+                f"checkpoint: keep_slots is for pages, and component {name!r} keeps states; "
+                "checkpoint without it, or at the end alone"
+            )
         if fence is not None:
             expect_fence(fence)
             self.journal.set_fence(fence)  # declined or not: it covers others' data, too (B4)
         if self.tree.cleared and request.root in self.tree.cleared:
             return False
-        return self.publisher.checkpoint(request, keep_slots=keep_slots)
+        return self.publisher.checkpoint(request, keep_slots=bool(keep_slots))
 
     def abort(self, request: Request | Any) -> None:
         """Drop a request in any stage, with the data computed since its last checkpoint (L8)."""

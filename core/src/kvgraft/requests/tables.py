@@ -67,6 +67,7 @@ def slot_table(
     #        -1 ... │ pinned cells   │ its own runs, -1 between them
     #               │ own runs where it reads its own pages, though the tree has some (`beside`)
     request = _expect_pages(given, component)
+    start = min(start, request.allocated)
     on_device = tier is DEVICE
     index = component.index
     runs = request.components[index].runs

@@ -215,9 +215,8 @@ class KvgraftCacheManager(KVCacheManager):
         found = sequence.request
         is_prompt = found.computed < found.prompt
         self._settle(sequence, request)
-        if is_prompt and sequence.is_shared:
-            self.cache.checkpoint(found, keep_slots=True)
-        if self._is_bounded:
+        is_new = is_prompt and sequence.is_shared and self.cache.checkpoint(found, keep_slots=True)
+        if is_new or self._is_bounded:
             self.changes += 1
 
     def _settle(self, sequence: _Sequence, request: Vllm) -> None:

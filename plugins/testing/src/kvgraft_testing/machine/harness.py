@@ -480,7 +480,8 @@ class Harness:
         return live.namespace == other.namespace and not live.cleared and not same
 
     def checkpoint(self, live: Live, *, keep_slots: bool = False) -> None:
-        """Share the data computed so far."""
+        """Share the data computed so far; where there are states, slots may always be swapped."""
+        keep_slots = keep_slots and not self.bench.states
         kept = ", its slots kept" if keep_slots else ""
         self.bench.trace.call(f"checkpoint {live.name}{kept}")
         self.donations.checkpoint(live, keep_slots=keep_slots)
