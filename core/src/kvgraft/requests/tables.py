@@ -67,13 +67,12 @@ def slot_table(
     #        -1 ... │ pinned cells   │ its own runs, -1 between them
     #               │ own runs where it reads its own pages, though the tree has some (`beside`)
     request = _expect_pages(given, component)
-    start = min(start, request.allocated)
-    on_device = tier is DEVICE
-    index = component.index
+    on_device, index = tier is DEVICE, component.index
     runs = request.components[index].runs
     parts: list[bytes] = []
     node = request.receipt.anchor
     page = above = node.end
+    start = min(start, request.allocated)
     first = min(start, above)
     for low, high in reversed(request.receipt.segments[index]):
         if above <= first:
