@@ -15,7 +15,7 @@ from .mutants import MUTANTS
 from .player import COMPONENTS
 
 SETTINGS = hypothesis.settings(max_examples=25, stateful_step_count=40, derandomize=True)
-FEW = hypothesis.settings(SETTINGS, max_examples=8)
+FEW = hypothesis.settings(SETTINGS, max_examples=16)
 
 SOON = (
     "a backup does not wait for compute",

@@ -124,7 +124,9 @@ class Administrator:
 
     def change_to(self, subset: set[str]) -> None:
         """Install missing distributions and remove surplus ones."""
-        distributions = (f"kvgraft-{name}" for name in ("cli", "storage", "replay", *subset))
+        distributions = (
+            f"kvgraft-{name}" for name in ("cli", "storage", "scheduling", "replay", *subset)
+        )
         self.environment.change_to("kvgraft", *distributions)
         self.installed = subset
 

@@ -104,9 +104,11 @@ class Pinning:
 
     def _check_bounds(self, pin: Pin) -> None:
         """With a new pin all stay within their share of every pool, counted from their pages."""
+        others = [each for each in self.watched.cache.pins if each is not pin]
         for component in self.tree.components:
-            if not any(self._pages(pin, component)):
-                continue  # a pool that shrank may hold more
+            before = {page for each in others for page in self._pages(each, component)}
+            if before.issuperset(self._pages(pin, component)):
+                continue  # it adds nothing, and a pool that shrank may hold more
             held = self._held(component)
             most = component.device.capacity * self.watched.cache.config.pin_share
             if held > most:
