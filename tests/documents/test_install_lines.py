@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from .test_links_and_blocks import DOCUMENTS, ROOT
+from ..commands import ROOT
+from .test_links_and_blocks import DOCUMENTS
 
 if sys.version_info >= (3, 11):
     import tomllib
