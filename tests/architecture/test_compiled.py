@@ -1,4 +1,4 @@
-"""What is compiled, and how a compiled module that crashes is found."""
+"""Modules that are compiled together, and a compiled module that crashes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def to_compile() -> list[str]:
     return sorted(".".join(each.with_suffix("").parts) for each in found)
 
 
-def test_what_is_to_be_compiled_is_compiled_together() -> None:
+def test_the_modules_that_the_metadata_names_are_those_compiled() -> None:
     """All of it in the compiled build, none of it in the plain one."""
     origins = {name: find_spec(name) for name in to_compile()}
     compiled = {

@@ -89,7 +89,7 @@ def cache_config(sizes: Sizes) -> KVCacheConfig:
 
 
 def engine_config(sizes: Sizes) -> Any:
-    """What the scheduler reads of vLLM's configuration; the whole needs a model's files."""
+    """The part of vLLM's configuration that its scheduler reads: the whole needs a model."""
     return SimpleNamespace(
         scheduler_config=SimpleNamespace(
             max_num_seqs=sizes.max_num_seqs,
