@@ -33,6 +33,7 @@ from kvgraft_replay.synthetic import synthetic_workload
 from ..admission.crowd import Crowd
 from ..commands import KVGRAFT, run_forked
 from ..serving.engines import PromptEngine
+from ..serving.life import decode, prefill, serve
 from ..serving.own_parts import override
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
@@ -522,3 +523,33 @@ def test_data_stays_without_a_backup_where_a_hook_cannot_build_its_copies(
     if end == "checkpoint":
         scene.cache.finish(request)
     scene.close()
+
+
+@pytest.mark.parametrize("begins_anew", [False, True])
+def test_cleared_data_may_leave_device_where_a_match_needs_room_on_host(
+    *, begins_anew: bool
+) -> None:
+    """What a running request left behind is copied when it is hit; the room was cleared data's."""
+    states = {"states": 8, "host_states": 4}
+    with SETUPS["full+mamba"].open(
+        page_size=1, host_tokens=9, guard=GuardMode.ON, mamba=states
+    ) as cache:
+        serve(cache, [9, 9, 9])
+        assert cache.drain()
+        follower = TokenKey([*PROMPT[:8], 1])
+        waiting = cache.begin(follower) if begins_anew else None
+        cache.evictor.sweeper.n_steps = 0
+        cache.clear()
+        running = cache.begin(TokenKey(PROMPT[:8]), reserve=6)
+        assert cache.admit(running).admitted
+        prefill(cache, running)
+        decode(cache, running, range(5))
+        cache.evictor.sweeper.n_steps = 3
+        free = cache.tree.by_name["full"].device.free
+        if waiting is None:
+            waiting = cache.begin(follower)
+        else:
+            assert cache.admit(waiting).admitted
+        assert waiting.anchor_tokens == 8
+        assert cache.tree.by_name["full"].device.free > free
+        assert cache.stats().backups.in_flight

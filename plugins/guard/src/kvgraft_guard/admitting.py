@@ -103,6 +103,7 @@ class Admitting:
         """Nothing of the first `pools` pools (M6)."""
         if was is now:
             return
+        was = was.swept(now)
         for at in range(pools):
             before, after = was.counts[at], now.counts[at]
             if before == after:
@@ -158,6 +159,7 @@ class Admitting:
             renewed = request.receipt is not receipt
             waits.check(decision, renewed=renewed)
             now = waits.without_point(decision, now)
+            was = was.swept(now)
             if renewed:
                 watched.shares.forget(request)
                 self._check_nothing_taken("admit", was, now, self.books.n_tree)

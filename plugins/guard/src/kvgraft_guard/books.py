@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvgraft.cache import Cache
-from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import PoolBooks
 
 __all__ = [
+    "CLEARED",
     "EVICTABLE",
     "FREE",
     "IN_FLIGHT",
@@ -36,6 +37,8 @@ FREE, EVICTABLE, PINNED, PRIVATE, IN_FLIGHT, PROMISED = range(6)
 
 Left = tuple[int, ...]
 """Slots that left a pool so far, by cause in the order of `kvgraft.tree.component.CAUSES`."""
+
+CLEARED = CAUSES.index("cleared")
 
 
 class Pool(NamedTuple):
@@ -64,6 +67,21 @@ class Reading(NamedTuple):
 
     counts: list[Counts]
     left: list[Left]
+
+    def swept(self, now: Reading) -> Reading:
+        """These books as if the cleared data that left until `now` had left before them.
+
+        It may leave in any operation that makes room: then from both tiers, wherever room is short.
+        """
+        counts, left = list(self.counts), list(self.left)
+        for at, (then, later) in enumerate(zip(self.left, now.left)):
+            n_slots = later[CLEARED] - then[CLEARED]
+            if n_slots:
+                free, evictable, pinned, private, flight, promised = counts[at]
+                free, evictable = free + n_slots, evictable - n_slots
+                counts[at] = (free, evictable, pinned, private, flight, promised)
+                left[at] = (*then[:CLEARED], later[CLEARED], *then[CLEARED + 1 :])
+        return Reading(counts, left) if left != self.left else self
 
 
 class Books:

@@ -90,7 +90,8 @@ class Failing:
         now = self.watched.books.read()
         self.standing.check_balance(attempt.name, now)
         kept = self._kept(attempt, error)
-        for at, (before, after) in enumerate(zip(attempt.was.counts, now.counts)):
+        was = attempt.was.swept(now)
+        for at, (before, after) in enumerate(zip(was.counts, now.counts)):
             if any(before[term] != after[term] for term in kept):
                 self._raise(attempt.name, at, before, after, error)
         if isinstance(error, INTERNAL):

@@ -18,6 +18,7 @@ from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 from kvgraft.types import Direction
 from kvgraft_guard.books import (
+    CLEARED,
     EVICTABLE,
     FREE,
     IN_FLIGHT,
@@ -34,7 +35,7 @@ __all__ = ["MakeRoom", "Rooms"]
 MakeRoom = Callable[[TreeComponent, int, int | None], bool]
 """Frees slots of one pool for a tenant until so many are free; whether they are."""
 
-DEMOTED, DELETED, CASCADE, LEAF, CLEARED = map(CAUSES.index, CAUSES)
+DEMOTED, DELETED, CASCADE = map(CAUSES.index, CAUSES[:3])
 
 
 class Rooms:

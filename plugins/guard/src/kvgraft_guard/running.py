@@ -310,6 +310,7 @@ class Running:
 
     def _check_none_evicted(self, what: str, was: Reading, now: Reading) -> None:
         """Apart from data it handed over, it changes nothing (A5)."""
+        was = was.swept(now)
         for at in range(self.books.n_device):
             if was.left[at] != now.left[at]:
                 raise ContractViolation(
@@ -413,6 +414,7 @@ class Running:
 
     def _check_unchanged(self, rule: str, what: str, was: Reading, now: Reading) -> None:
         """DEVICE books are as they were; the HOST copy of a load-back may have been let go."""
+        was = was.swept(now)
         for at in range(self.books.n_device):
             if was.counts[at] != now.counts[at]:
                 raise ContractViolation(
