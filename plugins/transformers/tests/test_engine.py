@@ -467,8 +467,14 @@ def test_logits_that_are_no_numbers_fail_one_request(
     engine = open_engine(model)
     good = engine.submit(GenerationRequest(tokens(20), 4, ignore_end=True))
     bad = engine.submit(GenerationRequest(tokens(20, seed=2), 4, ignore_end=True))
-    pick = bad.sampler.pick
-    bad.sampler.pick = lambda logits: pick(logits * torch.nan)
+
+    def spoil(module: object, arguments: object, output: torch.Tensor) -> torch.Tensor:
+        output[1] = torch.nan
+        return output
+
+    broken = model.lm_head.register_forward_hook(spoil)
+    engine.step()
+    broken.remove()
     for _ in engine.run():
         pass
     assert bad.finish is FinishReason.FAILED

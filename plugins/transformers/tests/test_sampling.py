@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import RepetitionPenaltyLogitsProcessor
 
-from kvgraft_transformers.engine import Sampler, Sampling
+from kvgraft_transformers.engine import Choice, Sampler, Sampling
+from kvgraft_transformers.engine.sampling import choose
 
 LOGITS = torch.tensor([2.0, 1.9, -1.0, 0.5, -3.0])
 
@@ -90,3 +92,69 @@ def test_a_constraint_rules_tokens_out_those_it_does_not_know_too(temperature: f
 def test_a_constraint_that_allows_nothing_fails_the_request() -> None:
     with pytest.raises(ValueError, match="allows no token of the model"):
         Sampler(Sampling(), constraint=Only(False)).pick(LOGITS)
+
+
+MIXED: list[dict[str, Any]] = [
+    {},
+    {"temperature": 0.9, "seed": 3},
+    {"logprobs": 0},
+    {"temperature": 1.3, "top_k": 3, "top_p": 0.9, "seed": 4, "logprobs": 3},
+    {"repetition_penalty": 1.4, "presence_penalty": 0.5},
+    {"temperature": 0.7, "min_p": 0.2, "frequency_penalty": 0.3, "seed": 5},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_rows_chosen_together_get_the_tokens_that_each_gets_alone(dtype: torch.dtype) -> None:
+    settings = [Sampling(**each) for each in MIXED]
+    together = [Sampler(each, prompt=[1, 2]) for each in settings]
+    alone = [Sampler(each, prompt=[1, 2]) for each in settings]
+    torch.manual_seed(0)
+    for _ in range(8):
+        logits = torch.randn(len(settings), 300).to(dtype)  # in bfloat16 with equal ones
+        logits[0, ::7] = logits[0].max()
+        expected = [sampler.pick(row) for sampler, row in zip(alone, logits)]
+        assert choose(together, logits) == expected
+        assert expected[0].token == logits[0].argmax()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_row_of_logits_that_are_no_numbers_is_refused_alone(
+    temperature: float, value: float
+) -> None:
+    samplers = [Sampler(Sampling(temperature=temperature, seed=1)) for _ in range(3)]
+    logits = LOGITS.repeat(3, 1)
+    logits[1, 3] = value
+    first, second, third = choose(samplers, logits)
+    assert isinstance(first, Choice)
+    assert first == third
+    if temperature == 0.0 and value == torch.inf:
+        assert second == Choice(3)
+    else:
+        assert isinstance(second, ValueError)
+
+
+def test_a_generator_moves_once_for_each_token_drawn() -> None:
+    generator = torch.Generator().manual_seed(11)
+    weights = torch.softmax(LOGITS, dim=-1)
+    expected = [int(torch.multinomial(weights, 1, generator=generator)) for _ in range(6)]
+    assert picks(Sampling(temperature=1.0, seed=11), 6) == expected
+
+
+class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts reads of single values, each of which waits for an accelerator."""
+
+    n = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.n += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **kwargs or {})
+
+
+def test_no_value_of_a_row_is_read_by_itself() -> None:
+    samplers = [Sampler(Sampling(**each), prompt=[1, 2]) for each in MIXED * 3]
+    choose(samplers, torch.randn(len(samplers), 300))  # draws its tables once
+    with Reads() as reads:  # type: ignore[no-untyped-call]
+        choose(samplers, torch.randn(len(samplers), 300))
+    assert reads.n == 0

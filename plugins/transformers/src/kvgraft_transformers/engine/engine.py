@@ -18,6 +18,7 @@ from kvgraft_transformers.engine.generation import (
     NewToken,
 )
 from kvgraft_transformers.engine.latencies import Latencies
+from kvgraft_transformers.engine.sampling import Choice, choose
 from kvgraft_transformers.engine.schedule import Schedule
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.errors import PassError
@@ -256,12 +257,7 @@ class Engine:
         self.totals.passes += 1
         self.totals.rows += len(group)
         self.totals.computed_tokens += n_new * len(group)
-        for generation, logits in zip(group, output.logits[:, -1]):
-            assert generation.session is not None
-            if generation.session.error is not None:
-                self._fail(generation, generation.session.error)
-            elif generation.prefilled:
-                self._take(generation, logits)
+        self._take(group, output.logits[:, -1])
         return True
 
     def _cache_for(self, group: Sequence[Generation]) -> SessionCache:
@@ -280,12 +276,26 @@ class Engine:
         self._caches = [*left, cache]
         return cache
 
-    def _take(self, generation: Generation, logits: torch.Tensor) -> None:
-        try:
-            choice = generation.sampler.pick(logits)
-        except (ValueError, RuntimeError) as error:
-            self._fail(generation, error)
+    def _take(self, group: Sequence[Generation], logits: torch.Tensor) -> None:
+        """The next token of each request of a group whose prompt is computed."""
+        rows: list[int] = []
+        for row, generation in enumerate(group):
+            assert generation.session is not None
+            if generation.session.error is not None:
+                self._fail(generation, generation.session.error)
+            elif generation.prefilled:
+                rows.append(row)
+        if not rows:
             return
+        if len(rows) < len(group):
+            logits = torch.stack([logits[row] for row in rows])
+        for row, choice in zip(rows, choose([group[row].sampler for row in rows], logits)):
+            if isinstance(choice, Exception):
+                self._fail(group[row], choice)
+            else:
+                self._accept(group[row], choice)
+
+    def _accept(self, generation: Generation, choice: Choice) -> None:
         token = choice.token
         finish = generation.accept(token)
         self.totals.generated_tokens += 1

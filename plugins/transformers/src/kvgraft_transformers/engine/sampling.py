@@ -2,6 +2,9 @@
 
 The order is vLLM's: penalties, the grammar, then temperature, `min_p`, `top_k` and `top_p`.
 Log-probabilities are those of the model's own logits, before all of these.
+
+Rows of one pass are sampled together: nothing is read back from the device until all tokens are
+chosen, so that the host waits for it once in a pass and not once in a row.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from transformers import (
 
 from kvgraft import SettingsModel
 
-__all__ = ["Choice", "Constraint", "Sampler", "Sampling", "TokenLogprob"]
+__all__ = ["Choice", "Constraint", "Sampler", "Sampling", "TokenLogprob", "choose"]
 
 COLDEST = 1e-5
 """Temperatures below divide logits into infinity; they mean the most likely token."""
@@ -80,7 +83,7 @@ class Constraint(Protocol):
     """Decides which tokens one answer may go on with, such as a grammar."""
 
     def allowed(self) -> torch.Tensor:
-        """Which tokens may come next, `bool [n]`; tokens of the model from `n` on may not."""
+        """Which tokens may come next, `bool [n]` on the CPU; those from `n` on may not."""
 
     def accept(self, token: int) -> None:
         """The token that came."""
@@ -140,26 +143,90 @@ class Sampler:
         Raises:
             ValueError: logits that are no numbers, or no token that the constraint allows.
         """
-        if bool(logits.isnan().any()):
-            raise ValueError(f"{int(logits.isnan().sum())} of {len(logits)} logits are NaN")
+        (choice,) = choose([self], logits[None])
+        if isinstance(choice, Exception):
+            raise choice
+        return choice
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it takes the token of the largest logit, whatever came before."""
+        return self._greedy and self._penalties is None and self._constraint is None
+
+    def draw(self, logits: torch.Tensor) -> torch.Tensor:
+        """A token, int64 `[]`, on the device of logits `[vocabulary]`; -1 if none can be drawn.
+
+        Raises:
+            ValueError: no token that the constraint allows.
+        """
         scores = logits
         if self._penalties is not None:
             scores = self._penalties.apply(scores, self._prompt)
         if self._constraint is not None:
             scores = _only(scores, self._constraint.allowed())
-        token = self._draw(scores)
+        if self._greedy:
+            return scores.argmax()
+        warped = self._warpers(None, scores[None].float())
+        weights = torch.softmax(warped, dim=-1)[0]
+        # weights that are no numbers raise on a CPU, and end a CUDA device for the whole process
+        broken = weights.isnan().any()
+        drawn = torch.multinomial(weights.masked_fill(broken, 1), 1, generator=self._generator)[0]
+        return drawn.masked_fill(broken, -1)
+
+    def count(self, token: int) -> None:
+        """A token came."""
         if self._penalties is not None:
             self._penalties.count(token)
         if self._constraint is not None:
             self._constraint.accept(token)
-        return _with_logprobs(token, logits, self.sampling.logprobs)
 
-    def _draw(self, scores: torch.Tensor) -> int:
-        if self._greedy:
-            return int(scores.argmax())
-        warped = self._warpers(None, scores[None].float())
-        weights = torch.softmax(warped, dim=-1)[0]
-        return int(torch.multinomial(weights, 1, generator=self._generator))
+
+def choose(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[Choice | Exception]:
+    """The next token of every row; later calls count it as produced.
+
+    Args:
+        samplers: one per row.
+        logits: `[n_rows, vocabulary]`.
+
+    Returns:
+        Where a row has no token, the reason: logits that are no numbers, or no token that its
+        constraint allows.
+    """
+    best = logits.max(dim=-1)  # NaN counts as the largest
+    tokens = best.indices
+    errors: dict[int, Exception] = {}
+    for row, sampler in enumerate(samplers):
+        try:
+            if not sampler.is_plain:
+                tokens[row] = sampler.draw(logits[row])
+        except (ValueError, RuntimeError) as error:
+            errors[row] = error
+    tokens = tokens.masked_fill(best.values.isnan(), -1)
+    likely = {
+        row: _logprobs(logits[row], tokens[row : row + 1], sampler.sampling.logprobs)
+        for row, sampler in enumerate(samplers)
+        if sampler.sampling.logprobs is not None
+    }
+    # the only reads: of tokens, and of log-probabilities where they were asked for
+    read = iter(torch.cat([tokens, *(top for top, _ in likely.values())]).tolist())
+    chosen = [next(read) for _ in samplers]
+    logprobs = iter(torch.cat([each for _, each in likely.values()]).tolist() if likely else [])
+    choices: list[Choice | Exception] = []
+    for row, (sampler, token) in enumerate(zip(samplers, chosen)):
+        choice = Choice(token)
+        if row in likely:
+            logprob, n_top = next(logprobs), len(likely[row][0])
+            top = tuple(TokenLogprob(next(read), next(logprobs)) for _ in range(n_top))
+            choice = Choice(token, logprob, top)
+        if token < 0 and row not in errors:
+            errors[row] = _no_token(logits[row])
+        if row not in errors:
+            try:
+                sampler.count(token)
+            except (ValueError, RuntimeError) as error:
+                errors[row] = error
+        choices.append(errors.get(row, choice))
+    return choices
 
 
 class _Penalties:
@@ -206,17 +273,24 @@ def _only(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
     """The scores with all tokens ruled out but the allowed ones."""
     keep = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
     known = min(len(scores), len(allowed))
-    keep[:known] = allowed[:known].to(scores.device)
-    if not bool(keep.any()):
+    if not bool(allowed[:known].any()):
         raise ValueError("the grammar allows no token of the model")
+    keep[:known] = allowed[:known].to(scores.device, non_blocking=True)
     return scores.masked_fill(~keep, -torch.inf)
 
 
-def _with_logprobs(token: int, logits: torch.Tensor, n_top: int | None) -> Choice:
-    """A choice with the log-probabilities that were asked for."""
-    if n_top is None:
-        return Choice(token)
+def _logprobs(
+    logits: torch.Tensor, token: torch.Tensor, n_top: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most likely tokens `[n]`; log-probabilities of `token` `[1]` and of them, `[1 + n]`."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
-    best = logprobs.topk(min(n_top, len(logprobs)))
-    top = map(TokenLogprob, best.indices.tolist(), best.values.tolist())
-    return Choice(token, float(logprobs[token]), tuple(top))
+    top = logprobs.topk(min(n_top, len(logprobs)))
+    return top.indices, torch.cat([logprobs.gather(0, token.clamp(min=0)), top.values])
+
+
+def _no_token(logits: torch.Tensor) -> ValueError:
+    """Why no token can be chosen from logits."""
+    n_nan = int(logits.isnan().sum())
+    if n_nan:
+        return ValueError(f"{n_nan} of {len(logits)} logits are NaN")
+    return ValueError(f"no token can be drawn: the largest logit is {float(logits.max())}")
