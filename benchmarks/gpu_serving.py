@@ -1,0 +1,645 @@
+"""Models of real size on a GPU: time to the first token by tier, tokens a second, and choices.
+
+    python benchmarks/gpu_serving.py --json gpu_serving.json
+
+Random weights in bfloat16, one process, one GPU; about three minutes. `llama` has the shapes of a
+1B Llama; `lfm3` those of LFM3-1.7B, whose layers are full attention, windows of 256 tokens and
+short convolutions, which transformers computes in plain torch. Parts of the measurement:
+
+    plain    transformers' own prefill of the prompt, in one pass and in chunks
+    reuse    time to the first token of the prompt: computed, from DEVICE, from HOST, and from a
+             store of files by an engine that was just opened on it
+    choice   prefixes of several lengths on HOST: loaded or computed again, and what either takes
+    decode   32 running requests, beside transformers' own caches, static and dynamic, and its
+             continuous batching
+
+A restored prefix must beat computing wherever its bytes over the measured bandwidth are the shorter
+time, the choice must be the faster way, and all ways must give one answer: the same tokens, or, as
+bfloat16 rounds differently in passes of other shapes, others that are as likely. Times are medians;
+the first one, which warms up, is left out. cuDNN's attention is off but for one line of `plain`: it
+builds a plan for each new shape, 64 ms each. `--small` is a tiny model on the CPU, in seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from _measure import arguments, grid, heading
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
+
+from kvgraft_transformers.engine import (
+    Engine,
+    EngineSettings,
+    Generation,
+    GenerationRequest,
+    Sampling,
+)
+
+ATTENTION = {"initializer_range": 0.035}  # so sharp that a wrong prefix changes the answer
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
+    },
+    "lfm3": {},
+}
+SMALL: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 1000,
+    },
+    "lfm3": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 1000,
+        "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
+        "sliding_window": 40,
+    },
+}
+PARTS = ("plain", "reuse", "choice", "decode")
+TOP = 20
+AS_LIKELY = 0.1
+"""Two tokens whose log-probabilities differ by less are a tie in bfloat16."""
+
+
+class Extent(NamedTuple):
+    """How much is measured.
+
+    Attributes:
+        device: where.
+        prompt: tokens of the long prompt.
+        chunk: tokens of a pass over a prompt.
+        lengths: of the prefixes of `choice`.
+        n_running: requests that decode together.
+        short: tokens of their prompts.
+        answer: tokens of their answers.
+        repeats: times each is measured, beside the first.
+    """
+
+    device: torch.device
+    prompt: int = 32768
+    chunk: int = 4096
+    lengths: Sequence[int] = (64, 512, 2048, 8192, 32768)
+    n_running: int = 32
+    short: int = 512
+    answer: int = 64
+    repeats: int = 3
+
+    def sync(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
+
+    def tokens(self, model: Any, n: int) -> list[int]:
+        """A prompt that begins as no other."""
+        return torch.randint(3, model.config.vocab_size, (n,)).tolist()
+
+    def seconds(
+        self, run: Callable[[], object], before: Callable[[], object] | None = None
+    ) -> float:
+        """The median over the repeats."""
+        found = []
+        for _ in range(1 + self.repeats):
+            if before is not None:
+                before()
+            found.append(self.once(run))
+        return statistics.median(found[1:])
+
+    def once(self, run: Callable[[], object]) -> float:
+        self.sync()
+        began = time.perf_counter()
+        run()
+        self.sync()
+        return time.perf_counter() - began
+
+
+class Report:
+    """What was measured, and what was expected of it."""
+
+    def __init__(self, *, timed: bool) -> None:
+        self.timed = timed
+        self.rows: list[dict[str, Any]] = []
+        self.failed: list[str] = []
+
+    def add(self, part: str, name: str, **numbers: Any) -> None:
+        self.rows.append({"part": part, "name": name, **numbers})
+
+    def expect(self, expectation: str, *, met: bool, timed: bool = False) -> None:
+        """Note an expectation; one of times counts where the model is of real size."""
+        self.rows.append({"part": "expectation", "name": expectation, "met": met})
+        print(f"{'met' if met else 'NOT MET'}: {expectation}", flush=True)
+        if not met and (self.timed or not timed):
+            self.failed.append(expectation)
+
+
+@contextlib.contextmanager
+def cudnn(*, on: bool) -> Iterator[None]:
+    """With cuDNN's attention, or without."""
+    before = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
+    torch.backends.cuda.enable_cudnn_sdp(on)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+def build(name: str, extent: Extent, *, small: bool) -> Any:
+    """A model with random weights."""
+    fields = {**ATTENTION, **(SMALL if small else MODELS)[name]}
+    fields |= {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+    config = AutoConfig.for_model(name, **fields)
+    torch.manual_seed(0)
+    with extent.device:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    return model.requires_grad_(False)
+
+
+def copy_speeds(extent: Extent) -> dict[str, float]:
+    """Bytes a second of one large copy from page-locked memory, and of reading a file."""
+    nbytes = 1 << (20 if extent.device.type == "cpu" else 30)
+    locked = extent.device.type != "cpu"
+    host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=locked)
+    there = torch.zeros(nbytes, dtype=torch.uint8, device=extent.device)
+    host_s = extent.seconds(lambda: there.copy_(host, non_blocking=True))
+    with tempfile.TemporaryFile() as file:
+        content = memoryview(host.numpy())  # type: ignore[arg-type]
+        file.write(content)
+        file.flush()
+
+        def read() -> None:
+            file.seek(0)
+            file.readinto(content)
+
+        file_s = extent.seconds(read)
+    return {"HOST": nbytes / host_s, "file": 1 / (file_s / nbytes + host_s / nbytes)}
+
+
+# -- transformers alone
+
+
+def plain_prefill(model: Any, extent: Extent, n: int, chunk: int) -> Callable[[], None]:
+    """The prompt through the model, with transformers' own dynamic cache."""
+    ids = torch.tensor([extent.tokens(model, n)], device=extent.device)
+
+    def run() -> None:
+        cache = DynamicCache(config=model.config)
+        with torch.inference_mode():
+            for at in range(0, n, chunk):
+                model(
+                    ids[:, at : at + chunk], past_key_values=cache, use_cache=True, logits_to_keep=1
+                )
+
+    return run
+
+
+def plain(model: Any, extent: Extent, report: Report, name: str) -> None:
+    """Prefill by transformers alone; seconds."""
+    rows = []
+    for chunk, on in ((extent.prompt, True), (extent.prompt, False), (extent.chunk, False)):
+        with cudnn(on=on):
+            took = extent.seconds(plain_prefill(model, extent, extent.prompt, chunk))
+        what = "one pass" if chunk == extent.prompt else f"chunks of {chunk}"
+        what += ", cuDNN where it can" if on else ""
+        rows.append([what, f"{took:.3f}", f"{extent.prompt / took:,.0f}"])
+        report.add("plain", f"{name}: {what}", seconds=took, tokens_s=extent.prompt / took)
+    grid([f"{name}: plain prefill of {extent.prompt}", "s", "tokens/s"], rows)
+
+
+# -- the engine
+
+
+def open_engine(model: Any, extent: Extent, prompts: int, **memory: Any) -> Engine:
+    """An engine for prompts of the long length, so many on DEVICE; half of them on HOST."""
+    settings = EngineSettings(
+        max_running=extent.n_running,
+        chunk_tokens=extent.chunk,
+        step_tokens=extent.chunk + extent.n_running,
+        reserve_tokens=extent.answer,
+    )
+    sizes = {
+        "device_tokens": prompts * extent.prompt,
+        "host_tokens": prompts * extent.prompt // 2,
+        "page_size": 16,
+        "probe_tokens": 0,
+        "load": None,
+    }
+    return Engine.open(model, settings, **{**sizes, **memory})
+
+
+def ask(engine: Engine, prompt: Sequence[int], n: int = 1, *, likely: bool = False) -> Generation:
+    sampling = Sampling(logprobs=TOP if likely else None)
+    request = GenerationRequest(prompt, n, sampling=sampling, ignore_end=True)
+    (generation,) = engine.generate([request])
+    if generation.error is not None:
+        raise generation.error
+    return generation
+
+
+def answer(engine: Engine, prompt: Sequence[int]) -> tuple[Generation, list[dict[int, float]]]:
+    """A short answer, and by token the log-probabilities of the likeliest."""
+    request = GenerationRequest(prompt, 8, sampling=Sampling(logprobs=TOP), ignore_end=True)
+    generation, found = engine.submit(request), []
+    for new in engine.run():
+        assert new.choice is not None, new.generation.error
+        found.append({each.token: each.logprob for each in new.choice.top})
+    return generation, found
+
+
+def to_host(engine: Engine) -> None:
+    """Leave nothing on DEVICE."""
+    cache = engine.memory.cache
+    cache.drain()
+    for each in cache.mounted:
+        cache.evict(each.name, each.component.device.capacity)
+    cache.drain()
+
+
+def nbytes_loaded(engine: Engine) -> int:
+    """Bytes that load-backs brought so far."""
+    cache = engine.memory.cache
+    slots = cache.stats().load_backs.slots
+    nbytes = {each.name: each.component.device.slot_nbytes for each in cache.mounted}
+    return sum(n * nbytes[name] for name, n in slots.items())
+
+
+def differ(first: list[dict[int, float]], other: list[dict[int, float]]) -> tuple[float, str]:
+    """Largest difference of log-probabilities of the first token; where the answers part, and why.
+
+    The reason is empty where the tokens are equal.
+    """
+    both = set(first[0]) & set(other[0])
+    distance = max((abs(first[0][each] - other[0][each]) for each in both), default=math.inf)
+    if len(both) < TOP // 2:
+        distance = math.inf
+    for at, (mine, theirs) in enumerate(zip(first, other)):
+        best, others_best = max(mine, key=mine.__getitem__), max(theirs, key=theirs.__getitem__)
+        if best != others_best:
+            gap = mine[best] - mine.get(others_best, -math.inf)
+            return distance, f"token {at + 1} is another, less likely by {gap:.3f}"
+    return distance, ""
+
+
+class Reused(NamedTuple):
+    """The long prompt by way.
+
+    Attributes:
+        seconds: to the first token, by tier, and `computed`.
+        nbytes: copied for that.
+        answers: by way, of each token the likeliest ones.
+    """
+
+    seconds: dict[str, float]
+    nbytes: dict[str, int]
+    answers: dict[str, list[dict[int, float]]]
+
+
+def reuse(
+    model: Any, extent: Extent, report: Report, name: str, speeds: dict[str, float], store: Path
+) -> None:
+    """Time to the first token by tier, and whether the answers agree."""
+    prompt = extent.tokens(model, extent.prompt)
+    found = by_tier(model, extent, report, name, prompt)
+    from_store(model, extent, report, name, prompt, store, found)
+    cold = found.seconds["computed"]
+    rows = []
+    for way, took in found.seconds.items():
+        nbytes = found.nbytes.get(way, 0)
+        least = nbytes / speeds.get(way, math.inf)
+        rows.append([way, f"{nbytes:,}", f"{least:.3f}", f"{took:.3f}", f"{cold / took:.1f}"])
+        report.add("reuse", f"{name}: {way}", seconds=took, nbytes=nbytes, copy_s=least)
+        if way != "computed" and least < cold:
+            what = f"{name}: {way} in {took:.3f} s beats {cold:.3f} s"
+            report.expect(what, met=took < cold, timed=True)
+    head = [f"{name}: first token of {extent.prompt}", "bytes", "bytes/bandwidth, s", "s", "faster"]
+    grid(head, rows)
+    compare(report, name, found.answers)
+
+
+def by_tier(model: Any, extent: Extent, report: Report, name: str, prompt: list[int]) -> Reused:
+    """The prompt computed, from DEVICE and from HOST."""
+    found = Reused({}, {}, {})
+    began = time.perf_counter()
+    engine = open_engine(model, extent, 8)
+    extent.sync()
+    opened = time.perf_counter() - began
+    report.add("reuse", f"{name}: opened", seconds=opened)
+    print(f"{name}: engine opened in {opened:.2f} s: {engine.memory.cache}", flush=True)
+    _, found.answers["computed"] = answer(engine, prompt)
+    engine.memory.cache.clear()
+    _, found.answers["computed again"] = answer(engine, prompt)
+    other = [*extent.tokens(model, extent.prompt - 16), *prompt[-16:]]
+    _, found.answers["another prefix"] = answer(engine, other)
+    found.seconds["computed"] = extent.seconds(
+        lambda: ask(engine, extent.tokens(model, extent.prompt))
+    )
+    engine.memory.cache.clear()
+    ask(engine, prompt)
+    found.seconds["DEVICE"] = extent.seconds(lambda: ask(engine, prompt))
+    _, found.answers["DEVICE"] = answer(engine, prompt)
+    to_host(engine)
+    before = nbytes_loaded(engine)
+    loaded = ask(engine, prompt)
+    found.nbytes["HOST"] = nbytes_loaded(engine) - before
+    report.expect(f"{name}: the prompt came from HOST", met=loaded.host_tokens > 0)
+    found.seconds["HOST"] = extent.seconds(lambda: ask(engine, prompt), lambda: to_host(engine))
+    to_host(engine)
+    _, found.answers["HOST"] = answer(engine, prompt)
+    engine.close()
+    return found
+
+
+def compare(report: Report, name: str, answers: dict[str, list[dict[int, float]]]) -> None:
+    """Whether all ways give one answer, and another prefix another one."""
+    rows = []
+    first = answers["computed"]
+    far, _ = differ(first, answers["another prefix"])
+    for way, other in answers.items():
+        distance, why = differ(first, other)
+        rows.append([way, f"{distance:.3f}", why or "the same tokens"])
+        report.add("answers", f"{name}: {way}", distance=distance, why=why)
+        if way != "another prefix":
+            gap = float(why.rpartition(" ")[2]) if why else 0.0
+            what = f"{name}: answer from {way}: {why or 'the same tokens'}"
+            report.expect(what, met=distance < far / 2 and gap < AS_LIKELY)
+    grid([f"{name}: answers", "log-probabilities differ by", "8 tokens"], rows)
+
+
+def from_store(
+    model: Any,
+    extent: Extent,
+    report: Report,
+    name: str,
+    prompt: list[int],
+    store: Path,
+    into: Reused,
+) -> None:
+    """The prompt by new engines on a store of files."""
+    (store / name).mkdir()
+    storage = {
+        "url": f"file:{store / name}?capacity=16GiB",
+        "model": name,
+        "weights": "random",
+        "store": "write-through",
+        "prefetch": "wait-complete",
+        "prefetch_nbytes": 8 << 30,
+        "threshold_tokens": extent.chunk,
+    }
+    engine = open_engine(model, extent, 4, storage=storage)
+    began = time.perf_counter()
+    ask(engine, prompt)
+    engine.memory.cache.drain()
+    while engine.storing:
+        engine.step()
+    wrote = time.perf_counter() - began
+    engine.close()
+    found = []
+    for _ in range(1 + min(2, extent.repeats)):
+        began = time.perf_counter()
+        engine = open_engine(model, extent, 4, storage=storage)
+        extent.sync()
+        opened = time.perf_counter() - began
+        began = time.perf_counter()
+        came = ask(engine, prompt).storage_tokens
+        extent.sync()
+        found.append(time.perf_counter() - began)
+        into.nbytes["file"] = nbytes_loaded(engine)
+        report.add("reuse", f"{name}: engine on the store", open_s=opened, seconds=found[-1])
+        report.expect(f"{name}: {came} tokens came from the store", met=came > 0)
+        if "file" not in into.answers:
+            engine.memory.cache.clear()
+            again, into.answers["file"] = answer(engine, prompt)
+            assert again.storage_tokens == came
+        engine.close()
+    times = ", ".join(f"{each:.3f}" for each in found)
+    print(f"{name}: computed and stored in {wrote:.2f} s; from the store: {times} s", flush=True)
+    into.seconds["file"] = statistics.median(found[1:])
+
+
+def choice(model: Any, extent: Extent, report: Report, name: str, speeds: dict[str, float]) -> None:
+    """Prefixes on HOST: what load-or-recompute chooses, and what either way takes."""
+    prefill = extent.seconds(plain_prefill(model, extent, extent.prompt, extent.chunk))
+    load = {"bandwidth_bytes_s": speeds["HOST"], "prefill_tokens_s": extent.prompt / prefill}
+    print(f"{name}: load={load}")
+    engine = open_engine(model, extent, 8, load=load)
+    rows = []
+    for length in extent.lengths:
+        engine.memory.cache.clear()
+        tail = extent.tokens(model, 16)
+        prefix = extent.tokens(model, length)
+        computed = extent.seconds(lambda: ask(engine, [*extent.tokens(model, length), *tail]))  # noqa: B023
+        engine.memory.cache.clear()
+        ask(engine, [*prefix, *tail])
+        before = nbytes_loaded(engine)
+        to_host(engine)
+        generation = ask(engine, [*prefix, *tail])
+        nbytes = nbytes_loaded(engine) - before
+        loads = generation.host_tokens > 0
+        took = extent.seconds(lambda: ask(engine, [*prefix, *tail]), lambda: to_host(engine))  # noqa: B023
+        chose = "load" if loads else "compute"
+        right = not loads or took < computed * 1.1
+        rows.append(
+            [
+                f"{length}",
+                f"{nbytes:,}",
+                chose,
+                f"{1e3 * nbytes / speeds['HOST']:.2f}",
+                f"{1e3 * length / load['prefill_tokens_s']:.2f}",
+                f"{1e3 * took:.1f}",
+                f"{1e3 * computed:.1f}",
+            ]
+        )
+        numbers = {"nbytes": nbytes, "seconds": took, "computed_s": computed}
+        report.add("choice", f"{name}: {length}", chose=chose, **numbers)
+        what = f"{name}: {length} tokens on HOST: {chose} was the faster way"
+        report.expect(what, met=right, timed=True)
+    engine.close()
+    head = [f"{name}: tokens on HOST", "bytes", "chose", "estimated load, ms", "computing"]
+    grid([*head, "took, ms", "computed, ms"], rows)
+
+
+# -- many at once
+
+
+class Rates:
+    """What `decode` found, by way."""
+
+    def __init__(self, name: str, extent: Extent, report: Report) -> None:
+        self.name, self.extent, self.report = name, extent, report
+        self.n_tokens = extent.n_running * extent.answer
+        self.rows: list[list[str]] = []
+        self.answers: dict[str, list[list[int]]] = {}
+
+    def add(self, what: str, took: float, step_s: float | None = None) -> None:
+        rate = self.n_tokens / took
+        self.rows.append([what, f"{rate:,.0f}", f"{1e3 * step_s:.2f}" if step_s else ""])
+        self.report.add("decode", f"{self.name}: {what}", tokens_s=rate, step_s=step_s)
+
+    def show(self) -> None:
+        extent, of_engine = self.extent, self.answers["kvgraft engine"]
+        title = f"{self.name}: {extent.n_running} x {extent.short} + {extent.answer} tokens"
+        grid([title, "tokens/s", "ms a step"], self.rows)
+        for what, tokens in self.answers.items():
+            same = sum(a == b for a, b in zip(tokens, of_engine))
+            firsts = sum(a[0] == b[0] for a, b in zip(tokens, of_engine))
+            self.report.add("decode", f"{self.name}: as the engine: {what}", n=same, first=firsts)
+            print(
+                f"{self.name}: {what}: {same} of {len(tokens)} answers are the engine's, {firsts} "
+                "first tokens (bfloat16: passes of other shapes round differently)"
+            )
+
+
+def decode(model: Any, extent: Extent, report: Report, name: str) -> None:
+    """Tokens a second of many running requests, beside transformers' own ways."""
+    prompts = [extent.tokens(model, extent.short) for _ in range(extent.n_running)]
+    rates = Rates(name, extent, report)
+    decode_ours(model, extent, prompts, rates)
+    decode_theirs(model, extent, prompts, rates)
+    rates.show()
+
+
+def decode_ours(model: Any, extent: Extent, prompts: list[list[int]], rates: Rates) -> None:
+    """By the engine, twice; the first time warms up."""
+    engine = open_engine(model, extent, 2, host_tokens=0)
+    for _ in range(2):
+        engine.memory.cache.clear()
+        steps: list[float] = []
+        requests = [GenerationRequest(each, extent.answer, ignore_end=True) for each in prompts]
+        generations = [engine.submit(each) for each in requests]
+        began = time.perf_counter()
+        while not engine.idle:
+            step = time.perf_counter()
+            if len(engine.step()) == extent.n_running:
+                steps.append(time.perf_counter() - step)
+        took = time.perf_counter() - began
+    rates.answers["kvgraft engine"] = [each.tokens for each in generations]
+    rates.add("kvgraft engine", took, statistics.median(steps) if steps else None)
+    engine.close()
+
+
+def decode_theirs(model: Any, extent: Extent, prompts: list[list[int]], rates: Rates) -> None:
+    """A plain forward pass, `generate` with either cache, and continuous batching."""
+    ids = torch.tensor(prompts, device=extent.device)
+    with torch.inference_mode(), cudnn(on=False):
+        cache = DynamicCache(config=model.config)
+        model(ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        step_s = extent.seconds(lambda: model(ids[:, -1:], past_key_values=cache, use_cache=True))
+    rates.add("plain forward pass, nothing sampled", step_s * extent.answer, step_s)
+    settings = {"max_new_tokens": extent.answer, "do_sample": False, "pad_token_id": 0}
+    settings["eos_token_id"] = -1
+
+    def generate(kind: str | None) -> None:
+        held = model.generate(
+            ids, attention_mask=torch.ones_like(ids), cache_implementation=kind, **settings
+        )
+        rates.answers[f"generate, {kind or 'dynamic'} cache"] = held[:, extent.short :].tolist()
+
+    def batching() -> None:
+        config = GenerationConfig(**settings)
+        held = model.generate_batch(prompts, generation_config=config, progress_bar=False)
+        rates.answers["continuous batching"] = [each.generated_tokens for each in held.values()]
+
+    attempt("generate, dynamic cache", lambda: generate(None), rates)
+    attempt("generate, static cache", lambda: generate("static"), rates)
+    attempt("continuous batching", batching, rates)
+
+
+def attempt(what: str, run: Callable[[], None], rates: Rates) -> None:
+    """Time one of transformers' own ways, twice, or say why it does not run."""
+    try:
+        with torch.no_grad(), cudnn(on=False):
+            rates.extent.once(run)
+            rates.add(f"transformers, {what}", rates.extent.once(run))
+    except Exception as error:  # noqa: BLE001 - theirs; it is said, and others go on
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]:.100}"
+        rates.rows.append([f"transformers, {what}", "does not run", ""])
+        rates.report.add("decode", f"{rates.name}: {what}", error=reason)
+        print(f"{rates.name}: {what} does not run: {reason}", flush=True)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    """Measure, print, write; 1 where an expectation is not met."""
+    parser = arguments(__doc__)
+    parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--store", type=Path, help="folder for the store; a temporary one")
+    parser.add_argument("--json", type=Path, help="write all rows to this file as well")
+    chosen = parser.parse_args(given)
+    extent = Extent(torch.device(chosen.device))
+    if chosen.small:
+        sizes = {"prompt": 256, "chunk": 64, "lengths": (64, 256), "n_running": 4}
+        extent = Extent(torch.device("cpu"), **sizes, short=32, answer=8, repeats=1)  # type: ignore[arg-type]
+    elif chosen.quick:
+        extent = extent._replace(repeats=1, lengths=(2048, 32768), answer=32)
+    if extent.device.type != "cpu" and not torch.accelerator.is_available():
+        print("skipped: no accelerator; --small runs tiny models on the CPU")
+        return 0
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    began, report = time.perf_counter(), Report(timed=not chosen.small)
+    card = "cpu" if extent.device.type == "cpu" else torch.cuda.get_device_name(extent.device)
+    heading(
+        "Models of real size on one device",
+        clock="wall",
+        device=card,
+        transformers=transformers.__version__,
+        repeats=f"{extent.repeats}, beside the first",
+    )
+    speeds = copy_speeds(extent)
+    print("bytes/s: " + ", ".join(f"{name} {each / 1e9:.1f} GB/s" for name, each in speeds.items()))
+    report.add("conditions", card, **{f"{name}_bytes_s": each for name, each in speeds.items()})
+    with tempfile.TemporaryDirectory(dir=chosen.store) as folder:
+        for name in chosen.models:
+            model = build(name, extent, small=chosen.small)
+            size = sum(each.numel() for each in model.parameters())
+            print(
+                f"{name}: {size:,} parameters, at {time.perf_counter() - began:.0f} s", flush=True
+            )
+            if "plain" in chosen.parts:
+                plain(model, extent, report, name)
+            if "reuse" in chosen.parts:
+                reuse(model, extent, report, name, speeds, Path(folder))
+            if "choice" in chosen.parts:
+                choice(model, extent, report, name, speeds)
+            if "decode" in chosen.parts:
+                decode(model, extent, report, name)
+            print(f"{name}: through at {time.perf_counter() - began:.0f} s\n", flush=True)
+            del model
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(report.rows, indent=1))
+    for each in report.failed:
+        print(f"NOT MET: {each}")
+    return 1 if report.failed else 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    sys.exit(main())
