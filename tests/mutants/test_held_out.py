@@ -17,7 +17,6 @@ from .survivors import SURVIVORS
 QUICK = (
     "a deferral drops the boundaries to capture",
     "a deferral gives up the reservation",
-    "overtaking is not counted",
     "a split forgets hits",
     "falsy namespaces are none",
     "a backup does not wait for its source's computation",

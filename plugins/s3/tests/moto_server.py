@@ -50,7 +50,7 @@ class MotoServer:
     """
 
     def __init__(self) -> None:
-        pytest.importorskip("moto.server", reason="needs moto[server]")
+        pytest.importorskip("moto.server", reason="needs moto[s3], flask and flask-cors")
         self.port = free_port()
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
