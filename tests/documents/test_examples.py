@@ -44,7 +44,6 @@ LEFT_OUT = {
     'open_storage("mooncake:': "a server of the reader's",
     'open_storage("s3:': "a server of the reader's",
     'open_storage("valkey:': "a server of the reader's",
-    "mirror.view(-1).index_copy_(0,": "part of an engine on a GPU",
     "return MyStore(location,": "a store of the reader's",
     "def weigh_request(component,": "hooks that do not exist",
 }
