@@ -241,7 +241,7 @@ def open_engine(model: Any, extent: Extent, prompts: int, **memory: Any) -> Engi
     settings = EngineSettings(
         max_running=extent.n_running,
         chunk_tokens=extent.chunk,
-        step_tokens=extent.chunk + extent.n_running,
+        step_tokens=extent.chunk,
         reserve_tokens=extent.answer,
     )
     sizes = {

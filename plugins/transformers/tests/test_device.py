@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
@@ -59,3 +60,24 @@ def test_answers_on_a_device_are_those_of_the_cpu(
     device = torch.accelerator.current_accelerator()
     there = deepcopy(model).to(device)
     assert answers(there, prompts, sparse_on_host=bool(sparse), **options) == wanted
+
+
+def test_a_step_waits_for_the_device_once(tiny: Any, tokens: Callable[..., list[int]]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("only CUDA tells where the host waits")
+    model = deepcopy(tiny("llama", torch.float32)).to("cuda")
+    engine = Engine.open(model, LIMITS, page_size=16, device_tokens=368, probe_tokens=0)
+    for seed in range(3):
+        engine.submit(GenerationRequest(tokens(40 + seed, seed=seed), 12, ignore_end=True))
+    while len(engine.step()) < 3:
+        pass
+    engine.step()
+    with warnings.catch_warnings(record=True) as waits:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            assert len(engine.step()) == 3
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    engine.close()
+    assert len(waits) == 1, [f"{each.filename}:{each.lineno}: {each.message}" for each in waits]

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from kvgraft_transformers.engine import Choice, Sampler, Sampling
 from kvgraft_transformers.engine.sampling import choose
+
+from .reads import Reads
 
 LOGITS = torch.tensor([2.0, 1.9, -1.0, 0.5, -3.0])
 
@@ -140,16 +141,6 @@ def test_a_generator_moves_once_for_each_token_drawn() -> None:
     weights = torch.softmax(LOGITS, dim=-1)
     expected = [int(torch.multinomial(weights, 1, generator=generator)) for _ in range(6)]
     assert picks(Sampling(temperature=1.0, seed=11), 6) == expected
-
-
-class Reads(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts reads of single values, each of which waits for an accelerator."""
-
-    n = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.n += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **kwargs or {})
 
 
 def test_no_value_of_a_row_is_read_by_itself() -> None:

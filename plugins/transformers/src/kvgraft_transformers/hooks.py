@@ -225,7 +225,7 @@ def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any])
             )
     starts = torch.tensor([session.computed for session in cache.sessions])[:, None]
     mask = arguments.get("attention_mask")
-    if mask is not None:
+    if mask is not None and not cache.made("attention_mask", mask):
         columns = torch.arange(cache.past + n_new)
         expected = columns >= cache.past - starts
         if not isinstance(mask, torch.Tensor) or mask.shape != expected.shape:
@@ -237,7 +237,7 @@ def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any])
                 "would be shared; give ones (generate hides padding tokens of a prompt by itself)"
             )
     positions = arguments.get("position_ids")
-    if positions is not None:
+    if positions is not None and not cache.made("position_ids", positions):
         expected = starts + torch.arange(n_new)
         given = positions.to("cpu")
         if given.dim() == 1:

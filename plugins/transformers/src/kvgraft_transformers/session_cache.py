@@ -27,7 +27,7 @@ from transformers.cache_utils import Cache
 from kvgraft import KvgraftError
 from kvgraft_transformers.errors import SessionError
 from kvgraft_transformers.layers import build_layer
-from kvgraft_transformers.probing import cache_argument
+from kvgraft_transformers.probing import cache_argument, takes_positions
 from kvgraft_transformers.working import Columns, Places
 
 if TYPE_CHECKING:
@@ -74,6 +74,9 @@ class SessionCache(Cache):
         self._step: Step | None = None
         self._columns: dict[tuple[str, int | None], Columns] = {}
         self._slots: dict[str, torch.Tensor] = {}
+        self._takes_positions = takes_positions(memory.model)
+        self._inputs: dict[str, torch.Tensor] = {}
+        self._rows: list[list[int]] = []
         # not super(): a class the model insists on may stand between (`lightning.accepted_as`)
         Cache.__init__(self, layers=[build_layer(plan, self) for plan in memory.layers])
         self._paged = [layer for layer in self.layers if hasattr(layer, "begin_pages")]
@@ -104,6 +107,33 @@ class SessionCache(Cache):
         """
         return min(session.before_cut(n_new) for session in self.sessions)
 
+    def inputs(self, n_new: int) -> dict[str, torch.Tensor]:
+        """Arguments of the model for a pass over the sessions' next `n_new` tokens, all known.
+
+        They are the sessions' own, so that nothing of them is read back from the device.
+        """
+        starts = [session.computed for session in self.sessions]
+        self._rows = [
+            session.key.tokens(start, start + n_new).tolist()
+            for session, start in zip(self.sessions, starts)
+        ]
+        made = {"input_ids": torch.tensor(self._rows)}
+        if self._takes_positions:
+            made["position_ids"] = torch.tensor(starts)[:, None] + torch.arange(n_new)
+        if min(starts) < self.past:
+            padding = self.past - torch.tensor(starts)[:, None]
+            made["attention_mask"] = (torch.arange(self.past + n_new) >= padding).long()
+        self._inputs = {name: self._to_device(each) for name, each in made.items()}
+        return self._inputs
+
+    def made(self, name: str, value: object) -> bool:
+        """Whether an argument of the pass that begins is what `inputs` gave for it."""
+        return value is not None and self._inputs.get(name) is value
+
+    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
+        """A copy that the host does not wait for: it has read `values` when this returns."""
+        return values.to(self.memory.device, non_blocking=True)
+
     def begin(self, tokens: torch.Tensor) -> None:
         """Make room for tokens the model is about to compute.
 
@@ -133,7 +163,8 @@ class SessionCache(Cache):
                 f"sessions of {lengths[0]} to {lengths[-1]} tokens in one pass: this model answers "
                 f"differently in a padded batch ({refused}); run sessions of equal length together"
             )
-        rows = tokens.tolist()
+        rows = self._rows if self.made("input_ids", tokens) else tokens.tolist()
+        self._inputs = {}  # of one pass
         for session, row in zip(self.sessions, rows):
             session.expect_next(row)
         self._step = self._allocate(n_new)
@@ -240,7 +271,7 @@ class SessionCache(Cache):
                 found[at] = places if self._by_session else self._all_rows(places)
             return found[at]
 
-        write = step.slot_mapping[component].to(self.memory.device)
+        write = self._to_device(step.slot_mapping[component])
         return Columns(first, past, past + n_new, write, read)
 
     def _places(self, component: str, rows: torch.Tensor, first: int, past: int) -> list[Places]:
@@ -266,7 +297,7 @@ class SessionCache(Cache):
             found.append(
                 Places(
                     self._token_rows(pages, start, min(whole * size, end)),
-                    torch.from_numpy(pages[whole:behind]).to(self.memory.device),
+                    self._to_device(torch.from_numpy(pages[whole:behind])),
                     self._token_rows(pages, behind * size, end),
                 )
             )
@@ -288,7 +319,7 @@ class SessionCache(Cache):
         size = self.memory.page_size
         positions = np.arange(start, end).clip(min=0)
         rows = pages[positions // size] * size + positions % size
-        return torch.from_numpy(rows).to(self.memory.device)
+        return self._to_device(torch.from_numpy(rows))
 
     def host_rows(self, component: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Host page and offset of the new tokens, int64 `[batch * n_new]` each."""
@@ -305,26 +336,33 @@ class SessionCache(Cache):
         slots = self._slots.get(component)
         if slots is None:
             assert self._step is not None
-            slots = self._step.state_slots[component].to(self.memory.device)
+            slots = self._to_device(self._step.state_slots[component])
             self._slots[component] = slots
         return slots
 
+    def _own_state(self, component: str, plane: torch.Tensor) -> torch.Tensor:
+        """The state of a single session, `[1, *shape]`, a view."""
+        assert self._step is not None
+        slot = self._step.state_slots[component].tolist()[0]  # on the host
+        return plane[slot : slot + 1]
+
     def read_states(self, component: str, plane: torch.Tensor) -> torch.Tensor:
         """The sessions' states in one plane, `[batch, *shape]`; a view for a single session."""
-        slots = self._state_slots(component)
         if len(self.sessions) == 1:
-            slot = int(slots[0])
-            return plane[slot : slot + 1]
-        return plane.index_select(0, slots)
+            return self._own_state(component, plane)
+        return plane.index_select(0, self._state_slots(component))
 
     def write_states(
         self, component: str, plane: torch.Tensor, states: torch.Tensor | None
     ) -> None:
         """Bring states `[batch, *shape]` into the plane, unless they are views of it."""
         assert states is not None
-        slots = self._state_slots(component)
-        if len(self.sessions) > 1 or states.data_ptr() != plane[int(slots[0])].data_ptr():
-            plane.index_copy_(0, slots, states)
+        if len(self.sessions) > 1:
+            plane.index_copy_(0, self._state_slots(component), states)
+            return
+        own = self._own_state(component, plane)
+        if states.data_ptr() != own.data_ptr():
+            own.copy_(states)
 
     # -- calls of transformers
 

@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from kvgraft import ConfigError, KvgraftError
+from kvgraft_transformers.attention import attention_of_pass
 from kvgraft_transformers.engine.generation import (
     FinishReason,
     Generation,
@@ -23,7 +24,7 @@ from kvgraft_transformers.engine.schedule import Schedule
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.errors import PassError
 from kvgraft_transformers.memory import ModelMemory
-from kvgraft_transformers.probing import cache_argument, takes_positions
+from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.session import positions
 from kvgraft_transformers.session_cache import SessionCache
 
@@ -71,7 +72,6 @@ class Engine:
         self._caches: list[SessionCache] = []
         self.end_tokens = _end_tokens(self.model)
         self._argument = cache_argument(self.model)
-        self._takes_positions = takes_positions(self.model)
         known = inspect.signature(self.model.forward).parameters
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
 
@@ -225,25 +225,10 @@ class Engine:
         if not group:
             return False
         cache = self._cache_for(group)
-        device = self.memory.device
-        starts = [session.computed for session in cache.sessions]
-        rows = [
-            generation.key.tokens(start, start + n_new).tolist()
-            for generation, start in zip(group, starts)
-        ]
-        arguments: dict[str, Any] = {self._argument: cache, **self._last_only}
-        if self._takes_positions:
-            positions = torch.tensor(starts)[:, None] + torch.arange(n_new)
-            arguments["position_ids"] = positions.to(device)
-        if min(starts) < max(starts):
-            columns = torch.arange(max(starts) + n_new)
-            padding = max(starts) - torch.tensor(starts)[:, None]
-            arguments["attention_mask"] = (columns >= padding).long().to(device)
+        arguments = {**cache.inputs(n_new), self._argument: cache, **self._last_only}
         try:
-            with torch.no_grad():
-                output = self.model(
-                    input_ids=torch.tensor(rows, device=device), use_cache=True, **arguments
-                )
+            with torch.no_grad(), attention_of_pass(self.memory):
+                output = self.model(use_cache=True, **arguments)
         except PassError as error:  # computed, and the cache cannot take the tokens of some
             output = error.output
         except Exception as error:  # noqa: BLE001 - a model may raise anything; others go on

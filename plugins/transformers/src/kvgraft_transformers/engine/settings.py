@@ -17,7 +17,8 @@ class EngineSettings(SettingsModel):
     Attributes:
         max_running: requests that hold memory at a time; no more than the `max_requests` of the
             cache, where that is given.
-        chunk_tokens: most prompt tokens of one request in one pass.
+        chunk_tokens: prompt tokens of one request that admission promises for a pass; a pass takes
+            more of them, up to `step_tokens`, where the pools have room.
         step_tokens: most tokens over all requests in one step.
         reserve_tokens: decode tokens promised at admission; beyond them a request may be retracted.
         max_deferrals: steps that a request waits, at most, while a running one computes pages that
