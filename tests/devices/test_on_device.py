@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from importlib.util import find_spec
 
 import pytest
@@ -15,6 +16,7 @@ from kvgraft_accelerator import Accelerator
 from kvgraft_accelerator.protocol import CopySizes, Purpose
 from kvgraft_accelerator.ways import Ways
 
+from ..commands import ROOT, run
 from ..gpu import accelerator
 from .torch_player import TorchPlayer
 
@@ -86,3 +88,12 @@ def test_a_cache_is_opened_by_the_devices_name_and_measures_it_once() -> None:
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_a_gpu_has_the_kernel() -> None:
     assert Accelerator(accelerator(), SMALL).ways.kernel is not None
+
+
+@pytest.mark.gpu("cuda")
+@pytest.mark.parametrize("pools", ["FIXED", "SHARED"])
+def test_copies_in_flight_fail_with_a_lost_device_and_the_cache_closes(pools: str) -> None:
+    done = run(sys.executable, "-m", "tests.devices.lost", "cuda", pools, cwd=ROOT)
+    assert "closed" in done.stdout, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    assert done.returncode == 0, done.stderr

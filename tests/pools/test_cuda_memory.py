@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,27 @@ def test_all_goes_back_when_the_last_tensor_is_gone() -> None:
     del tensor
     gc.collect()
     assert (driver.library.used, driver.library.reserved) == (0, {})
+
+
+class LostDriver(SimulatedDriver):
+    """Of a device that fails when it is waited for."""
+
+    def synchronize(self, device: torch.device) -> None:
+        super().synchronize(device)
+        if self.waits > 1:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def test_memory_of_a_lost_device_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing can be done about it: it goes with the process."""
+    told: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    driver = LostDriver(8 * BLOCK)
+    space = MappedSpace(driver, 8 * BLOCK, GPU)
+    del space
+    gc.collect()
+    assert driver.waits == 2
+    assert told == []
 
 
 def on_simulated(driver: SimulatedDriver) -> Callable[[int, torch.device, int], MappedSpace]:

@@ -21,6 +21,7 @@ import torch
 
 from kvgraft import Cache, CacheConfig, ConfigError, TokenKey, TransferError, WritePolicy
 from kvgraft.assembly import parts_of
+from kvgraft.config import parse_config
 from kvgraft.devices import PlaneCopy
 from kvgraft.pools.component import run_copy
 from kvgraft_accelerator import Accelerator, calibration
@@ -32,6 +33,7 @@ from kvgraft_accelerator.protocol import CopySizes, Purpose
 from kvgraft_accelerator.streams import StreamTransferEngine
 from kvgraft_accelerator.tables import Tables
 from kvgraft_accelerator.ways import BatchedCopies, Ways
+from tests.devices import lost
 from tests.devices.toy import load
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernel's module is imported
@@ -191,6 +193,16 @@ def test_memory_is_page_locked_where_it_is_and_unlocked_with_its_last_tensor(n_b
     assert TOY.n_locked() == before
 
 
+def test_memory_of_a_lost_device_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", told.append)
+    memory = page_locked(DRIVER, 4096)
+    TOY.lose(True)
+    del memory
+    gc.collect()
+    assert told == []
+
+
 def test_more_page_locked_memory_than_there_is_is_refused() -> None:
     with pytest.raises(MemoryError, match="page-locked bytes of the host: cuMemHostRegister_v2: o"):
         page_locked(DRIVER, (1 << 32) + 4096)
@@ -339,27 +351,7 @@ def test_prefixes_go_to_host_and_come_back() -> None:
 
 
 def test_a_device_that_is_lost_ends_in_tickets_and_lets_the_cache_go() -> None:
-    parts = parts_of(settings())
+    parts = parts_of(parse_config(lost.settings("toy")))
     parts.runtime = Accelerator("toy", CopySizes(), Ways())  # an interpreted kernel would wait
     cache = Cache(parts.config, parts=parts)
-    tokens = list(range(20))
-    served(cache, tokens)
-    assert cache.drain()
-    cache.evict("full", 32)
-    request = cache.begin(TokenKey(tokens), reserve=0)
-    assert cache.admit(request).admitted
-    TOY.hold()
-    cache.load_back(request)
-    assert not request.ready
-    TOY.lose(True)
-    cache.poll()
-    assert request.load_failed
-    cache.abort(request)
-    again = cache.begin(TokenKey(tokens), reserve=0)
-    assert cache.admit(again).admitted
-    cache.load_back(again)
-    cache.poll()
-    assert again.load_failed
-    cache.abort(again)
-    cache.check_integrity()
-    cache.close()
+    lost.lose_amid_copies(cache, TOY.hold, lambda: TOY.lose(True))

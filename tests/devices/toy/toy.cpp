@@ -470,6 +470,7 @@ int cuMemHostRegister_v2(void* data, size_t nbytes, unsigned flags) {
 }
 
 int cuMemHostUnregister(void* data) {
+  if (lost) return kLost;
   std::lock_guard<std::mutex> lock(memory_mutex);
   return locked.erase(reinterpret_cast<uintptr_t>(data)) ? 0 : kInvalid;
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -129,9 +130,10 @@ def _give_all_back(
     nbytes: int,
     handles: dict[int, int],
 ) -> None:
-    driver.synchronize(device)
-    block = driver.block_nbytes(device)
-    for start, handle in handles.items():
-        driver.unmap(address + start, block, handle)
-    handles.clear()
-    driver.free_address(address, nbytes)
+    with suppress(RuntimeError, OSError):  # a lost device: all of it goes with the process
+        driver.synchronize(device)
+        block = driver.block_nbytes(device)
+        for start, handle in handles.items():
+            driver.unmap(address + start, block, handle)
+        handles.clear()
+        driver.free_address(address, nbytes)

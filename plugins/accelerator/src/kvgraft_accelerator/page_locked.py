@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -53,4 +54,5 @@ class _Locked:
 
 def _unlock(driver: CudaDriver, address: int, memory: mmap.mmap) -> None:
     del memory
-    driver.unlock(address)
+    with suppress(OSError):  # a lost device: the lock goes with the process
+        driver.unlock(address)
