@@ -52,8 +52,13 @@ def lose_amid_copies(cache: Cache, stall: Callable[[], None], lose: Callable[[],
     device = cache.config.device
     cache.finish(computed(cache, FIRST))
     assert cache.drain()
-    for name in ("full", "swa"):
-        cache.evict(name, 10)
+    evict(cache)
+    loaded = cache.begin(TokenKey([*FIRST, 1]))
+    assert cache.admit(loaded).admitted
+    assert cache.load_back(loaded)
+    assert cache.drain()  # kernels of both directions are there
+    cache.abort(loaded)
+    evict(cache)
     stall()
     cache.finish(computed(cache, SECOND))
     request = cache.begin(TokenKey([*FIRST, 1]))
@@ -79,10 +84,16 @@ def lose_amid_copies(cache: Cache, stall: Callable[[], None], lose: Callable[[],
     cache.poll()
     assert again.load_failed
     cache.abort(again)
-    cache.evict("full", 10)
+    evict(cache)
     cache.check_integrity()
     assert cache.stats().load_backs.failed == len(loads) + 1
     cache.close()
+
+
+def evict(cache: Cache) -> None:
+    """What was computed leaves the device."""
+    for each in cache.mounted:
+        cache.evict(each.name, 10)
 
 
 def computed(cache: Cache, tokens: range) -> Request:
@@ -103,7 +114,7 @@ def computed(cache: Cache, tokens: range) -> Request:
 
 def fail_on_the_device() -> None:
     """A kernel fails an assertion, seconds from now: what comes behind it never runs."""
-    torch.cuda._sleep(4_000_000_000)  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(6_000_000_000)  # type: ignore[no-untyped-call]
     torch._assert_async(torch.zeros(1, dtype=torch.bool, device="cuda"))
 
 
