@@ -1,8 +1,8 @@
 """CUDA's calls that torch does not offer.
 
 Virtual memory (reserve, create, map, unmap), page-locks on memory of one's own, and one call for
-many copies. Nobody has run this on a GPU yet. Names and values are those of `cuda.h`: CUDA 11 and
-later; for many copies 12.8, of which the driver keeps the older form beside that of 13.
+many copies. Names and values are those of `cuda.h`: CUDA 11 and later; for many copies 12.8, of
+which the driver keeps the older form beside that of 13. Why not `cuda-bindings`: ADR 0030.
 """
 
 from __future__ import annotations
