@@ -4,7 +4,8 @@
 
 Random weights in bfloat16, one process, one GPU; about three minutes. `llama` has the shapes of a
 1B Llama; `lfm3` those of LFM3-1.7B, whose layers are full attention, windows of 256 tokens and
-short convolutions, which transformers computes in plain torch. Parts of the measurement:
+short convolutions; `bamba` has four layers of attention among twelve of Mamba2. transformers
+computes these in plain torch, which needs no further packages. Parts of the measurement:
 
     plain    transformers' own prefill of the prompt, in one pass and in chunks
     reuse    time to the first token of the prompt: computed, from DEVICE, from HOST, and from a
@@ -23,15 +24,17 @@ builds a plan for each new shape, 64 ms each. `--small` is a tiny model on the C
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import math
-import os
 import statistics
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,6 +50,7 @@ from kvgraft_transformers.engine import (
     GenerationRequest,
     Sampling,
 )
+from kvgraft_transformers.tiny import DECAY, STEP
 
 ATTENTION = {"initializer_range": 0.035}  # so sharp that a wrong prefix changes the answer
 MODELS: dict[str, dict[str, Any]] = {
@@ -62,6 +66,19 @@ MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 500000.0},
     },
     "lfm3": {},
+    "bamba": {
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "attn_layer_indices": [3, 7, 11, 15],
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 131072,
+        "mamba_n_heads": 64,
+        "mamba_d_head": 64,
+        "mamba_d_state": 128,
+    },
 }
 SMALL: dict[str, dict[str, Any]] = {
     "llama": {
@@ -84,8 +101,20 @@ SMALL: dict[str, dict[str, Any]] = {
         "layer_types": ["conv", "full_attention", "conv", "sliding_attention"],
         "sliding_window": 40,
     },
+    "bamba": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 4,
+        "attn_layer_indices": [1, 3],
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 1000,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_chunk_size": 16,
+    },
 }
-PARTS = ("plain", "reuse", "choice", "decode")
 TOP = 20
 AS_LIKELY = 0.1
 """Two tokens whose log-probabilities differ by less are a tie in bfloat16."""
@@ -152,12 +181,41 @@ class Report:
     def add(self, part: str, name: str, **numbers: Any) -> None:
         self.rows.append({"part": part, "name": name, **numbers})
 
+    def run(self, what: str, part: Callable[[], None]) -> None:
+        """Run a part; one that fails does not keep the others from being measured."""
+        try:
+            part()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is printed and counts
+            traceback.print_exc(file=sys.stdout)
+            self.rows.append({"part": "failed", "name": what, "error": repr(error)})
+            self.failed.append(f"{what}: {error!r:.200}")
+
     def expect(self, expectation: str, *, met: bool, timed: bool = False) -> None:
         """Note an expectation; one of times counts where the model is of real size."""
         self.rows.append({"part": "expectation", "name": expectation, "met": met})
         print(f"{'met' if met else 'NOT MET'}: {expectation}", flush=True)
         if not met and (self.timed or not timed):
             self.failed.append(expectation)
+
+
+class Run(NamedTuple):
+    """One model to measure.
+
+    Attributes:
+        model: with random weights.
+        extent: how much.
+        report: takes the results.
+        name: of the model.
+        speeds: bytes a second, by the tier that a prefix comes from.
+        store: an empty folder.
+    """
+
+    model: Any
+    extent: Extent
+    report: Report
+    name: str
+    speeds: dict[str, float]
+    store: Path
 
 
 @contextlib.contextmanager
@@ -179,7 +237,10 @@ def build(name: str, extent: Extent, *, small: bool) -> Any:
     torch.manual_seed(0)
     with extent.device:
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
-    return model.requires_grad_(False)
+    for parameter, weights in model.requires_grad_(False).named_parameters():
+        if parameter.endswith(("A_log", "dt_bias")):  # states that last
+            weights.fill_(DECAY if parameter.endswith("A_log") else STEP)
+    return model
 
 
 def copy_speeds(extent: Extent) -> dict[str, float]:
@@ -220,8 +281,9 @@ def plain_prefill(model: Any, extent: Extent, n: int, chunk: int) -> Callable[[]
     return run
 
 
-def plain(model: Any, extent: Extent, report: Report, name: str) -> None:
+def plain(run: Run) -> None:
     """Prefill by transformers alone; seconds."""
+    model, extent, report, name, *_ = run
     rows = []
     for chunk, on in ((extent.prompt, True), (extent.prompt, False), (extent.chunk, False)):
         with cudnn(on=on):
@@ -321,13 +383,12 @@ class Reused(NamedTuple):
     answers: dict[str, list[dict[int, float]]]
 
 
-def reuse(
-    model: Any, extent: Extent, report: Report, name: str, speeds: dict[str, float], store: Path
-) -> None:
+def reuse(run: Run) -> None:
     """Time to the first token by tier, and whether the answers agree."""
+    model, extent, report, name, speeds, _ = run
     prompt = extent.tokens(model, extent.prompt)
-    found = by_tier(model, extent, report, name, prompt)
-    from_store(model, extent, report, name, prompt, store, found)
+    found = by_tier(run, prompt)
+    from_store(run, prompt, found)
     cold = found.seconds["computed"]
     rows = []
     for way, took in found.seconds.items():
@@ -343,8 +404,9 @@ def reuse(
     compare(report, name, found.answers)
 
 
-def by_tier(model: Any, extent: Extent, report: Report, name: str, prompt: list[int]) -> Reused:
+def by_tier(run: Run, prompt: list[int]) -> Reused:
     """The prompt computed, from DEVICE and from HOST."""
+    model, extent, report, name, *_ = run
     found = Reused({}, {}, {})
     began = time.perf_counter()
     engine = open_engine(model, extent, 8)
@@ -392,16 +454,9 @@ def compare(report: Report, name: str, answers: dict[str, list[dict[int, float]]
     grid([f"{name}: answers", "log-probabilities differ by", "8 tokens"], rows)
 
 
-def from_store(
-    model: Any,
-    extent: Extent,
-    report: Report,
-    name: str,
-    prompt: list[int],
-    store: Path,
-    into: Reused,
-) -> None:
+def from_store(run: Run, prompt: list[int], into: Reused) -> None:
     """The prompt by new engines on a store of files."""
+    model, extent, report, name, _, store = run
     (store / name).mkdir()
     storage = {
         "url": f"file:{store / name}?capacity=16GiB",
@@ -443,8 +498,9 @@ def from_store(
     into.seconds["file"] = statistics.median(found[1:])
 
 
-def choice(model: Any, extent: Extent, report: Report, name: str, speeds: dict[str, float]) -> None:
+def choice(run: Run) -> None:
     """Prefixes on HOST: what load-or-recompute chooses, and what either way takes."""
+    model, extent, report, name, speeds, _ = run
     prefill = extent.seconds(plain_prefill(model, extent, extent.prompt, extent.chunk))
     load = {"bandwidth_bytes_s": speeds["HOST"], "prefill_tokens_s": extent.prompt / prefill}
     print(f"{name}: load={load}")
@@ -516,8 +572,9 @@ class Rates:
             )
 
 
-def decode(model: Any, extent: Extent, report: Report, name: str) -> None:
+def decode(run: Run) -> None:
     """Tokens a second of many running requests, beside transformers' own ways."""
+    model, extent, report, name, *_ = run
     prompts = [extent.tokens(model, extent.short) for _ in range(extent.n_running)]
     rates = Rates(name, extent, report)
     decode_ours(model, extent, prompts, rates)
@@ -584,13 +641,22 @@ def attempt(what: str, run: Callable[[], None], rates: Rates) -> None:
         print(f"{rates.name}: {what} does not run: {reason}", flush=True)
 
 
+PARTS: dict[str, Callable[[Run], None]] = {
+    "plain": plain,
+    "reuse": reuse,
+    "choice": choice,
+    "decode": decode,
+}
+
+
 def main(given: Sequence[str] | None = None) -> int:
     """Measure, print, write; 1 where an expectation is not met."""
     parser = arguments(__doc__)
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no part afterwards")
     parser.add_argument("--store", type=Path, help="folder for the store; a temporary one")
     parser.add_argument("--json", type=Path, help="write all rows to this file as well")
     chosen = parser.parse_args(given)
@@ -620,26 +686,24 @@ def main(given: Sequence[str] | None = None) -> int:
         for name in chosen.models:
             model = build(name, extent, small=chosen.small)
             size = sum(each.numel() for each in model.parameters())
-            print(
-                f"{name}: {size:,} parameters, at {time.perf_counter() - began:.0f} s", flush=True
-            )
-            if "plain" in chosen.parts:
-                plain(model, extent, report, name)
-            if "reuse" in chosen.parts:
-                reuse(model, extent, report, name, speeds, Path(folder))
-            if "choice" in chosen.parts:
-                choice(model, extent, report, name, speeds)
-            if "decode" in chosen.parts:
-                decode(model, extent, report, name)
-            print(f"{name}: through at {time.perf_counter() - began:.0f} s\n", flush=True)
-            del model
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(report.rows, indent=1))
+            run = Run(model, extent, report, name, speeds, Path(folder))
+            print(f"{name}: {size:,} parameters", flush=True)
+            for part in chosen.parts:
+                passed = time.perf_counter() - began
+                print(f"-- {name}, {part}, at {passed:.0f} s", flush=True)
+                if passed > chosen.seconds:
+                    print("left out: too late")
+                    continue
+                report.run(f"{name}: {part}", partial(PARTS[part], run))
+                gc.collect()
+                if chosen.json is not None:
+                    chosen.json.write_text(json.dumps(report.rows, indent=1))
+            del model, run
     for each in report.failed:
         print(f"NOT MET: {each}")
+    print(f"{len(report.failed)} expectations not met, {time.perf_counter() - began:.0f} s")
     return 1 if report.failed else 0
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     sys.exit(main())

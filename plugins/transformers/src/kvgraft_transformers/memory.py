@@ -18,6 +18,7 @@ from kvgraft.transfers import TransferEngine
 from kvgraft_hisparse.pools import SparseComponent
 from kvgraft_storage import StorageSettings
 from kvgraft_transformers.architecture import Architecture, LayerPlan, read_architecture
+from kvgraft_transformers.attention import without_plans
 from kvgraft_transformers.hooks import watch_forward, watch_generate
 from kvgraft_transformers.identity import digest_weights, storage_options
 from kvgraft_transformers.lightning import accepted_as
@@ -147,7 +148,7 @@ class ModelMemory:
         _check_working(working_tokens)
         extra = _options_by_name(components or {})
         self_check = NOT_CHECKED
-        with undisturbed(model):
+        with undisturbed(model), without_plans():
             architecture = read_architecture(model, sparse_on_host=sparse_on_host)
             if probe_tokens:
                 self_check = check_reuse(
