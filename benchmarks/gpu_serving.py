@@ -577,14 +577,18 @@ def decode(run: Run) -> None:
     model, extent, report, name, *_ = run
     prompts = [extent.tokens(model, extent.short) for _ in range(extent.n_running)]
     rates = Rates(name, extent, report)
-    decode_ours(model, extent, prompts, rates)
+    rates.answers["kvgraft engine"] = decode_ours(model, extent, prompts, rates, "kvgraft engine")
+    unlike = [prompt[: len(prompt) - at] for at, prompt in enumerate(prompts)]
+    decode_ours(model, extent, unlike, rates, "kvgraft engine, prompts of unlike lengths")
     decode_theirs(model, extent, prompts, rates)
     rates.show()
 
 
-def decode_ours(model: Any, extent: Extent, prompts: list[list[int]], rates: Rates) -> None:
-    """By the engine, twice; the first time warms up."""
-    engine = open_engine(model, extent, 2, host_tokens=0)
+def decode_ours(
+    model: Any, extent: Extent, prompts: list[list[int]], rates: Rates, what: str
+) -> list[list[int]]:
+    """By the engine, twice; the first time warms up. The answers."""
+    engine = open_engine(model, extent, 8, host_tokens=0)
     for _ in range(2):
         engine.memory.cache.clear()
         steps: list[float] = []
@@ -596,9 +600,9 @@ def decode_ours(model: Any, extent: Extent, prompts: list[list[int]], rates: Rat
             if len(engine.step()) == extent.n_running:
                 steps.append(time.perf_counter() - step)
         took = time.perf_counter() - began
-    rates.answers["kvgraft engine"] = [each.tokens for each in generations]
-    rates.add("kvgraft engine", took, statistics.median(steps) if steps else None)
+    rates.add(what, took, statistics.median(steps) if steps else None)
     engine.close()
+    return [each.tokens for each in generations]
 
 
 def decode_theirs(model: Any, extent: Extent, prompts: list[list[int]], rates: Rates) -> None:

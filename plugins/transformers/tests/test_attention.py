@@ -92,23 +92,27 @@ def test_an_engine_runs_without_cudnn_and_leaves_the_setting(
 ) -> None:
     cuda: Any = torch.backends.cuda
     model = tiny("llama", torch.float64)
-    limits = EngineSettings(chunk_tokens=32, step_tokens=32)
-    engine = Engine.open(model, limits, device_tokens=256, probe_tokens=0)
-    seen = []
+    seen: list[bool] = []
     hook = model.register_forward_hook(lambda *_: seen.append(cuda.cudnn_sdp_enabled()))
     before = cuda.cudnn_sdp_enabled()
     cuda.enable_cudnn_sdp(setting)
     try:
+        limits = EngineSettings(chunk_tokens=32, step_tokens=32)
+        engine = Engine.open(model, limits, device_tokens=256, probe_tokens=64)
+        assert seen
+        assert not any(seen)
+        assert cuda.cudnn_sdp_enabled() is setting
+        seen.clear()
         engine.generate([GenerationRequest(tokens(60), 1, ignore_end=True)])
         assert cuda.cudnn_sdp_enabled() is setting
         assert seen == [False] * 2  # the last step of the prompt gives the first token
         with pytest.raises(RuntimeError, match="fell over"), without_plans():
             raise RuntimeError("the device fell over")
         assert cuda.cudnn_sdp_enabled() is setting
+        engine.close()
     finally:
         cuda.enable_cudnn_sdp(before)
         hook.remove()
-        engine.close()
 
 
 @pytest.mark.parametrize("n_requests", [1, 3])
