@@ -47,7 +47,7 @@ BATCH_NBYTES = 256
 """Pieces of this size and more are batched: all that are copied to or from the host."""
 
 
-def nowhere(fragments: Fragments, stream: torch.Stream) -> None:
+def nowhere(fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()) -> None:
     """Stands for the driver's call and the kernel."""
 
 
@@ -121,10 +121,13 @@ def main() -> None:
     heading("descriptors", layers=N_LAYERS, planes=len(PLANES), row_nbytes=512, turns=turns)
     on_cpu = pools(None)
     rows = []
+    staged = CopySizes(batched_nbytes=BATCH_NBYTES, few_nbytes=1)
+    straight = staged._replace(straight_nbytes=0)
     ways = {
-        "load-back": (Direction.LOAD_BACK, CopySizes(batched_nbytes=BATCH_NBYTES)),
-        "backup, gathered": (Direction.BACKUP, CopySizes(batched_nbytes=BATCH_NBYTES)),
-        "backup, straight": (Direction.BACKUP, CopySizes(96 << 20, 0, BATCH_NBYTES)),
+        "load-back, scattered": (Direction.LOAD_BACK, staged),
+        "load-back, straight": (Direction.LOAD_BACK, straight),
+        "backup, gathered": (Direction.BACKUP, staged),
+        "backup, straight": (Direction.BACKUP, straight),
     }
     for name, (direction, sizes) in ways.items():
         device = ToldDevice(sizes=sizes)

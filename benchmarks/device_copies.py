@@ -1,11 +1,13 @@
 """Copies between a GPU and page-locked memory, beside one large copy of torch's.
 
     .venv/bin/python benchmarks/device_copies.py --json copies.json
+    .venv/bin/python benchmarks/device_copies.py --streams 4 8 --sizes piece_nbytes=524288
 
 For rows of several sizes: pages of a pool with 64 planes go to HOST and come back through the
-transfer engine, as a cache sends them. Shares are of the speed of a 1 GiB `copy_` in the same
-direction, the median of several, in the same process. The last line is the time that a matrix
-product loses while batched copies run beside it. Nobody has run it on a GPU yet.
+transfer engine, as a cache sends them, in no order and with random bytes. Shares are of the speed
+of a 1 GiB `copy_` in the same direction, the median of several, in the same process. Both
+directions at once are compared with two such copies at once. The last lines are the time that a
+matrix product loses beside copies: pairs of runs, one with copies and one without.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from kvgraft.devices import PlaneCopy
 from kvgraft_accelerator import Accelerator
-from kvgraft_accelerator.protocol import Purpose
-from kvgraft_accelerator.streams import StreamTransferEngine
+from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.protocol import CopySizes
+from kvgraft_accelerator.streams import StreamTicket, StreamTransferEngine
+from kvgraft_accelerator.ways import Way, Ways
 
 KIB = 1 << 10
+TO_HOST, TO_DEVICE = "to HOST", "to DEVICE"
 
 
 class Extent(NamedTuple):
@@ -37,9 +42,12 @@ class Extent(NamedTuple):
         whole_nbytes: the copy that others are compared with.
         pages_nbytes: all pages of one transfer.
         rows: bytes of a page in one plane, of each comparison.
-        n_planes: planes of a page.
+        n_planes: planes of a page, two for each layer.
         side: of the square matrices.
-        repeats: times that each is done; the median counts.
+        n_products: multiplied in one run.
+        pairs: runs with copies, each with one without.
+        repeats: times that each transfer is done; the median counts.
+        beside: rows whose copies run beside products.
     """
 
     whole_nbytes: int = 1 << 30
@@ -47,7 +55,10 @@ class Extent(NamedTuple):
     rows: Sequence[int] = (4 * KIB, 8 * KIB, 16 * KIB, 28 * KIB, 64 * KIB, 256 * KIB)
     n_planes: int = 64
     side: int = 8192
+    n_products: int = 8
+    pairs: int = 16
     repeats: int = 5
+    beside: Sequence[int] = (16 * KIB, 256 * KIB)
 
 
 class Row(NamedTuple):
@@ -59,142 +70,313 @@ class Row(NamedTuple):
         unit: of value and target.
         target: the bound that it should keep, None without one.
         met: whether it does.
+        note: what else is to be known of it.
     """
 
     name: str
     value: float
     unit: str
-    target: float | None
-    met: bool
+    target: float | None = None
+    met: bool = True
+    note: str = ""
+
+
+class Counted:
+    """A way that counts its calls, and the pieces that went it.
+
+    Args:
+        way: which.
+    """
+
+    def __init__(self, way: Way) -> None:
+        self.way = way
+        self.calls = self.pieces = 0
+
+    def __call__(
+        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+    ) -> None:
+        """Count, and submit."""
+        self.calls += 1
+        self.pieces += len(fragments.nbytes)
+        self.way(fragments, stream, behind)
+
+
+def counted(device: Accelerator, sizes: CopySizes | None = None) -> Accelerator:
+    """The same device with ways that count."""
+    ways = Ways(*(None if way is None else Counted(_way(way)) for way in device.ways))
+    return Accelerator(str(device.device), sizes or device.sizes, ways)
+
+
+def _way(way: Way) -> Way:
+    return way.way if isinstance(way, Counted) else way
+
+
+def told(device: Accelerator) -> str:
+    """The calls and pieces of each way since the last time."""
+    found = []
+    for name, way in zip(Ways._fields, device.ways):
+        if isinstance(way, Counted):
+            if way.calls:
+                found.append(f"{name} {way.calls} calls {way.pieces} pieces")
+            way.calls = way.pieces = 0
+    return ", ".join(found) or "plain"
+
+
+class Pages:
+    """Pages of a pool and of the host's slabs, with rows of one size.
+
+    Args:
+        device: where.
+        memory: of the device.
+        locked: as much of the host.
+        nbytes: of a row.
+        n_planes: of a page.
+    """
+
+    def __init__(
+        self,
+        device: Accelerator,
+        memory: torch.Tensor,
+        locked: torch.Tensor,
+        nbytes: int,
+        n_planes: int,
+    ) -> None:
+        self.engine = StreamTransferEngine(device)
+        self.device, self.nbytes = device, nbytes
+        self.n_pages = len(memory) // (nbytes * n_planes)
+        self.moved_nbytes = self.n_pages * nbytes * n_planes
+        self.n_pieces = self.n_pages * n_planes
+        self.memory = memory[: self.moved_nbytes]
+        words = self.memory.view(torch.int64).view(n_planes, self.n_pages, nbytes // 8)
+        slabs = locked[: self.moved_nbytes].view(torch.int64).view(self.n_pages, -1)
+        width = nbytes // 8
+        self.planes = list(words)
+        self.lanes = [slabs[:, at * width : (at + 1) * width] for at in range(n_planes)]
+        draw = torch.Generator().manual_seed(0)
+        self.here, self.there = (torch.randperm(self.n_pages, generator=draw) for _ in range(2))
+
+    def copies(self, name: str, pages: slice = slice(None)) -> list[PlaneCopy]:
+        """Some pages, one way."""
+        here, there = self.here[pages], self.there[pages]
+        if name == TO_HOST:
+            pairs = zip(self.planes, self.lanes)
+            return [PlaneCopy(at // 2, *pair, here, there) for at, pair in enumerate(pairs)]
+        pairs = zip(self.lanes, self.planes)
+        return [PlaneCopy(at // 2, *pair, there, here) for at, pair in enumerate(pairs)]
+
+    def submit(self, copies: Sequence[PlaneCopy]) -> StreamTicket:
+        """Begin a transfer."""
+        ticket = self.engine.submit(copies)
+        assert isinstance(ticket, StreamTicket)
+        return ticket
 
 
 def measure(device: Accelerator, extent: Extent) -> list[Row]:
-    """All of it."""
-    rows = []
+    """All of it, with the sizes that the device has."""
+    device = counted(device)
+    memory = device.zeros((extent.pages_nbytes,), torch.uint8, "benchmark")
+    words = memory.view(torch.int32)
+    words.copy_(torch.randint(-(1 << 31), 1 << 31, words.shape, dtype=torch.int32))
+    locked = device.page_locked_for_now(extent.pages_nbytes)
     whole = _whole(device, extent)
-    for name, nbytes_per_s in whole.items():
-        rows.append(Row(f"{name}, one copy", nbytes_per_s / 1e9, "GB/s", None, met=True))
+    rows = [Row(f"{name}, one copy", each / 1e9, "GB/s") for name, each in whole.items()]
     for nbytes in extent.rows:
-        rows += _pages(device, extent, nbytes, whole)
-    rows.append(_matmul(device, extent))
+        pages = Pages(device, memory, locked, nbytes, extent.n_planes)
+        rows += _pages(pages, extent, whole)
+        pages.engine.close()
+    rows += _products(device, extent, memory, locked)
     return rows
 
 
 def _whole(device: Accelerator, extent: Extent) -> dict[str, float]:
-    """Bytes per second of one large copy each way."""
-    on_device = device.zeros((extent.whole_nbytes,), torch.uint8, "benchmark")
-    on_host = device.page_locked_for_now(extent.whole_nbytes)
-    to_host = _median(device, extent, lambda: on_host.copy_(on_device, non_blocking=True))
-    to_device = _median(device, extent, lambda: on_device.copy_(on_host, non_blocking=True))
-    return {"to HOST": extent.whole_nbytes / to_host, "to DEVICE": extent.whole_nbytes / to_device}
+    """Bytes per second of one large copy each way, and of both at once together."""
+    on_device = device.zeros((2, extent.whole_nbytes), torch.uint8, "benchmark")
+    on_host = device.page_locked_for_now(2 * extent.whole_nbytes).view(2, -1)
+    streams = [torch.Stream(device.device) for _ in range(2)]
+
+    def to_host() -> None:
+        with streams[0]:
+            on_host[0].copy_(on_device[0], non_blocking=True)
+
+    def to_device() -> None:
+        with streams[1]:
+            on_device[1].copy_(on_host[1], non_blocking=True)
+
+    def both() -> None:
+        to_host()
+        to_device()
+
+    ways: dict[str, tuple[Callable[[], None], int]]
+    ways = {TO_HOST: (to_host, 1), TO_DEVICE: (to_device, 1), "both": (both, 2)}
+    return {
+        name: n * extent.whole_nbytes / statistics.median(_timed(device, extent, copy))
+        for name, (copy, n) in ways.items()
+    }
 
 
-def _pages(device: Accelerator, extent: Extent, nbytes: int, whole: dict[str, float]) -> list[Row]:
+def _pages(pages: Pages, extent: Extent, whole: Mapping[str, float]) -> Iterator[Row]:
     """Pages with rows of one size, there and back through the engine."""
-    n_pages = max(4, extent.pages_nbytes // (nbytes * extent.n_planes))
-    planes = [
-        device.zeros((n_pages, nbytes // 8), torch.int64, "benchmark")
-        for _ in range(extent.n_planes)
-    ]
-    slab_nbytes = n_pages * nbytes * extent.n_planes
-    slabs = device.page_locked_for_now(slab_nbytes).view(torch.int64).view(n_pages, -1)
-    width = nbytes // 8
-    lanes = [slabs[:, at * width : (at + 1) * width] for at in range(extent.n_planes)]
-    draw = torch.Generator().manual_seed(0)
-    here, there = (torch.randperm(n_pages, generator=draw) for _ in range(2))
-    backup = [PlaneCopy(at, *pair, here, there) for at, pair in enumerate(zip(planes, lanes))]
-    load = [PlaneCopy(at, *pair, there, here) for at, pair in enumerate(zip(lanes, planes))]
-    for at, plane in enumerate(planes):
-        plane.fill_(at + 1)
-    engine = StreamTransferEngine(device)
-    rows = []
-    small = nbytes < 64 * KIB
-    for name, copies, target in (
-        ("to HOST", backup, 0.95),
-        ("to DEVICE", load, 0.85 if small else 0.95),
+    wanted = pages.memory.clone()
+    what = f"rows of {pages.nbytes // KIB} KiB"
+    for name, target in (
+        (TO_HOST, 0.95),
+        (TO_DEVICE, 0.85 if pages.nbytes < 64 * KIB else 0.95),
     ):
         cpu_s: list[float] = []
-        move = partial(_move, engine, copies, cpu_s)
-        share = slab_nbytes / _median(device, extent, move) / whole[name]
-        what = f"{name}, rows of {nbytes // KIB} KiB"
-        rows.append(Row(what, share, "of one copy", target, met=share >= target))
-        per_piece = 1e6 * statistics.median(cpu_s) / (n_pages * extent.n_planes)
-        rows.append(Row(f"{what}, CPU", per_piece, "µs/piece", 1.0, met=per_piece <= 1.0))
-    if not all(bool((plane.cpu() == at + 1).all()) for at, plane in enumerate(planes)):
-        raise RuntimeError(f"rows of {nbytes} bytes: other bytes came back")
-    engine.close()
-    return rows
+        first_s: list[float] = []
+        move = partial(_move, pages, pages.copies(name), cpu_s, first_s)
+        told(pages.device)
+        move()
+        note = told(pages.device)
+        seconds = statistics.median(_timed(pages.device, extent, move))
+        share = pages.moved_nbytes / seconds / whole[name]
+        yield Row(f"{name}, {what}", share, "of one copy", target, share >= target, note)
+        per_piece = 1e6 * statistics.median(cpu_s[2:]) / pages.n_pieces
+        yield Row(f"{name}, {what}, CPU", per_piece, "µs/piece", 1.0, per_piece <= 1.0)
+        if name == TO_DEVICE:
+            first_ms = 1e3 * statistics.median(first_s[2:])
+            note = f"all layers {1e3 * seconds:.3f} ms"
+            yield Row(f"{name}, {what}, first layer", first_ms, "ms", note=note)
+        else:
+            pages.memory.zero_()
+    if not pages.memory.equal(wanted):
+        raise RuntimeError(f"rows of {pages.nbytes} bytes: other bytes came back")
+    half = pages.n_pages // 2
+    copies = pages.copies(TO_HOST, slice(half)), pages.copies(TO_DEVICE, slice(half, None))
+
+    def both() -> None:
+        tickets = [pages.submit(some) for some in copies]
+        torch.accelerator.synchronize(pages.device.device)
+        for ticket in tickets:
+            _expect_moved(ticket)
+
+    share = pages.moved_nbytes / statistics.median(_timed(pages.device, extent, both))
+    yield Row(f"both directions, {what}", share / whole["both"], "of two copies")
 
 
-def _move(engine: StreamTransferEngine, copies: Sequence[PlaneCopy], cpu_s: list[float]) -> None:
-    """One transfer; the processor's time for its submission is added to `cpu_s`."""
-    began = time.thread_time()
-    ticket = engine.submit(copies)
-    cpu_s.append(time.thread_time() - began)
+def _move(
+    pages: Pages, copies: Sequence[PlaneCopy], cpu_s: list[float], first_s: list[float]
+) -> None:
+    """One transfer; the processor's time to submit it, and the time until the first layer."""
+    began, began_cpu = time.perf_counter(), time.thread_time()
+    ticket = pages.submit(copies)
+    cpu_s.append(time.thread_time() - began_cpu)
+    first = ticket.layer_event(0)
+    first.event.synchronize()  # type: ignore[union-attr]
+    first_s.append(time.perf_counter() - began)
+    torch.accelerator.synchronize(pages.device.device)
+    _expect_moved(ticket)
+
+
+def _expect_moved(ticket: StreamTicket) -> None:
     if not ticket.wait(60) or ticket.error is not None:
         raise RuntimeError(f"a transfer: {ticket.error or 'not done after 60 s'}")
 
 
-def _matmul(device: Accelerator, extent: Extent) -> Row:
-    """The time that a matrix product loses beside copies of 256 KiB."""
-    left = torch.ones((extent.side, extent.side), dtype=torch.bfloat16, device=device.device)
-    nbytes = 256 * KIB
-    n_rows = max(1, extent.pages_nbytes // nbytes)
-    rows = device.zeros((n_rows, nbytes // 8), torch.int64, "benchmark")
-    locked = device.page_locked_for_now(n_rows * nbytes).view(torch.int64).view(n_rows, -1)
-    order = torch.randperm(n_rows, generator=torch.Generator().manual_seed(0))
-    copies = [PlaneCopy(0, locked, rows, order, torch.arange(n_rows))]
-    stream = device.stream(Purpose.LOAD_BACK)
+def _products(
+    device: Accelerator, extent: Extent, memory: torch.Tensor, locked: torch.Tensor
+) -> Iterator[Row]:
+    """The time that matrix products lose beside copies, by pairs of runs."""
+    shape = (extent.side, extent.side)
+    left = torch.randn(shape, dtype=torch.float32).to(device.device).to(torch.bfloat16)
+    into = torch.empty_like(left)
+    idle = torch.Stream(device.device)
 
-    def products() -> None:
-        for _ in range(20):
-            torch.mm(left, left)
+    def run(beside: Callable[[], object]) -> float:
+        """The products begin first; copies do not wait for them."""
+        torch.accelerator.synchronize(device.device)
+        began = time.perf_counter()
+        for _ in range(extent.n_products):
+            torch.mm(left, left, out=into)
+        ended = torch.accelerator.current_stream(device.device).record_event()
+        with idle:
+            beside()
+        ended.synchronize()
+        return time.perf_counter() - began
 
-    def beside() -> None:
-        for _ in range(4):
-            stream.copy([copies])
-        products()
+    for _ in range(2 * extent.pairs):  # until the clocks are those of work
+        run(lambda: None)
+    yield _lost(extent, run, "nothing", lambda: None, None)
+    for nbytes in extent.beside:
+        pages = Pages(device, memory, locked, nbytes, extent.n_planes)
+        for name in (TO_HOST, TO_DEVICE):
+            copies = pages.copies(name)
+            told(device)
+            pages.submit(copies)
+            note = told(device)
+            what = f"copies {name}, rows of {nbytes // KIB} KiB"
+            yield _lost(extent, run, what, partial(pages.submit, copies), 2.0, note)
+        pages.engine.close()
 
-    alone = _median(device, extent, products)
-    loss = 100 * (_median(device, extent, beside) / alone - 1)
-    name = "batched" if device.ways.batched is not None else "other"
-    return Row(f"matrix products beside {name} copies lose", loss, "%", 2.0, met=loss <= 2.0)
+
+def _lost(
+    extent: Extent,
+    run: Callable[[Callable[[], object]], float],
+    what: str,
+    beside: Callable[[], object],
+    target: float | None,
+    note: str = "",
+) -> Row:
+    lost = []
+    for pair in range(extent.pairs):
+        order: list[Any] = [beside, lambda: None]
+        times = [run(each) for each in (order if pair % 2 else order[::-1])]
+        with_copies, alone = times if pair % 2 else times[::-1]
+        lost.append(100 * (with_copies / alone - 1))
+    low, median, high = statistics.quantiles(lost, n=4)
+    note = f"quartiles {low:+.2f} {high:+.2f}{', ' if note else ''}{note}"
+    met = target is None or median <= target
+    return Row(f"matrix products beside {what} lose", median, "%", target, met, note)
 
 
-def _median(device: Accelerator, extent: Extent, submit: Callable[[], object]) -> float:
-    """Seconds from submission until the current stream is through; the others may go on."""
+def _timed(device: Accelerator, extent: Extent, submit: Callable[[], object]) -> list[float]:
+    """Seconds until the device is through, each time; it ran once before."""
     found = []
     for _ in range(1 + extent.repeats):
         torch.accelerator.synchronize(device.device)
         began = time.perf_counter()
         submit()
-        torch.accelerator.current_stream(device.device).synchronize()
+        torch.accelerator.synchronize(device.device)
         found.append(time.perf_counter() - began)
-    torch.accelerator.synchronize(device.device)
-    return statistics.median(found[1:])
+    return found[1:]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, and write it as JSON where that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
+    parser.add_argument("--streams", type=int, nargs="+", help="numbers of streams to try")
+    parser.add_argument("--sizes", nargs="*", default=[], help="NAME=BYTES of CopySizes")
+    parser.add_argument("--programs", type=int, help="of the kernel; by default multiprocessors")
     given = parser.parse_args(arguments)
     module = torch.get_device_module(given.device)
     if not module.is_available():
         print(f"no {given.device.upper()} device here: nothing was measured")
         return 0
-    device = Accelerator(given.device)
-    print(f"{module.get_device_name(device.device)}, torch {torch.__version__}, {device.sizes}")
+    named = {name: int(value) for name, _, value in (each.partition("=") for each in given.sizes)}
+    sizes = CopySizes()._replace(**named)
+    device = Accelerator(given.device, sizes)
+    if given.programs is not None and device.ways.kernel is not None:
+        device.ways.kernel.programs = given.programs  # type: ignore[attr-defined]
+    print(f"{module.get_device_name(device.device)}, torch {torch.__version__}")
     print(f"batched: {device.ways.batched is not None}, kernel: {device.ways.kernel is not None}")
-    rows = measure(device, Extent())
-    for row in rows:
-        told = (
-            "" if row.target is None else f"target {row.target}: {'met' if row.met else 'MISSED'}"
-        )
-        print(f"{row.name:52} {row.value:9.3f} {row.unit:12} {told}")
+    programs = getattr(device.ways.kernel, "programs", None)
+    found = []
+    for n_streams in given.streams or [sizes.n_streams]:
+        tried = counted(device, sizes._replace(n_streams=n_streams))
+        ring_nbytes = StreamTransferEngine(tried).ring_nbytes
+        print(f"{tried.sizes}, programs {programs}, rings of {ring_nbytes} bytes together")
+        for row in measure(tried, Extent()):
+            verdict = "" if row.target is None else "met" if row.met else "MISSED"
+            told_target = "" if row.target is None else f"target {row.target}: {verdict}"
+            print(f"{row.name:56} {row.value:8.3f} {row.unit:12} {told_target:20} {row.note}")
+            found.append({**row._asdict(), "n_streams": n_streams})
+        sys.stdout.flush()
     if given.json is not None:
-        given.json.write_text(json.dumps([row._asdict() for row in rows], indent=1))
+        given.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
     return 0
 
 

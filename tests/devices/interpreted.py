@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,8 @@ def copies() -> None:
     for alignment in (16, 8, 4, 2, 1):
         for n_programs, n in ((1, 1), (3, 2), (3, 7)):
             sizes = alignment * draw.integers(0, 40, n)
-            sizes[-1] = 3 * kernels.TILE_NBYTES // 2 // alignment * alignment  # more than a tile
+            expect_moved(sizes, alignment, n_programs)
+            sizes[-1] = 3 * kernels.TILES_NBYTES[-1] // 2 // alignment * alignment  # two tiles
             expect_moved(sizes, alignment, n_programs)
     expect_rows_moved()
 
@@ -51,7 +53,7 @@ def expect_moved(sizes: npt.NDArray[np.int64], alignment: int, n_programs: int) 
     fragments = Fragments(starts + source.data_ptr(), targets + found.data_ptr(), sizes)
     assert kernels.alignment(fragments) >= alignment
     table = torch.from_numpy(np.concatenate(fragments))
-    words = kernels.constants(alignment)
+    words = kernels.constants(alignment, int(sizes.max()))
     kernels.copy_fragments[(n_programs,)](table, len(sizes), num_warps=kernels.WARPS, **words)
     assert found.equal(wanted), (sizes, alignment, n_programs)
 
@@ -71,7 +73,7 @@ def expect_rows_moved() -> None:
     for some in (gather, scatter):
         fragments = Fragmenter().fragments(some)
         table = torch.from_numpy(np.concatenate(fragments))
-        words = kernels.constants(kernels.alignment(fragments))
+        words = kernels.constants(kernels.alignment(fragments), int(fragments.nbytes.max()))
         kernels.copy_fragments[(2,)](table, len(fragments.nbytes), num_warps=1, **words)
     assert back.equal(wanted)
 
@@ -82,9 +84,9 @@ def widths(capability: int) -> dict[str, dict[str, list[str]]]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    found = {}
-    for alignment in kernels.WORDS:
-        words = kernels.constants(alignment)
+    found: dict[str, dict[str, list[str]]] = {}
+    for alignment, tile_nbytes in product(kernels.WORDS, kernels.TILES_NBYTES):
+        words = kernels.constants(alignment, tile_nbytes)
         arguments = {"table": "*i64", "n_fragments": "i32", **dict.fromkeys(words, "constexpr")}
         source = ASTSource(
             fn=kernels.copy_fragments,
@@ -95,10 +97,10 @@ def widths(capability: int) -> dict[str, dict[str, list[str]]]:
         target = GPUTarget("cuda", capability, 32)
         made = triton.compile(source, target=target, options={"num_warps": kernels.WARPS})
         assert made.asm["cubin"]
-        found[str(alignment)] = {
-            kind: sorted(set(re.findall(rf"\b{kind}\.global\.(\S+)", made.asm["ptx"])))
-            for kind in ("ld", "st")
-        }
+        of_alignment = found.setdefault(str(alignment), {"ld": [], "st": []})
+        for kind, widths in of_alignment.items():
+            these = re.findall(rf"\b{kind}\.global\.(\S+)", made.asm["ptx"])
+            widths[:] = sorted({*widths, *these})
     return found
 
 

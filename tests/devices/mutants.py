@@ -60,38 +60,59 @@ def _loads_end_with_their_requests(patch: pytest.MonkeyPatch) -> None:
 
 MUTANTS = {
     "a backup does not wait for compute": _mutant(
-        "B4", streams._Backups.start, "for event in behind:", "for event in ():"
+        "B4", streams._Backups.begin, "[*behind, *self._last]", "self._last"
     ),
     "a gather does not wait for compute": _mutant(
-        "B4", streams._Backups.start, "self._gathers.wait(event)", "pass"
+        "B4", streams._Backups.begin, "self.local.wait(event)", "pass"
     ),
     "a load does not wait for compute": _mutant(
-        "B4", streams._Loads.start, "self.stream.wait(event)", "pass"
+        "B4", streams._Loads.begin, "self._behind = behind", "self._behind = ()"
     ),
     "an event is recorded too early": _mutant("B4", streams._Lane.add, *EARLY),
     "an event is recorded on the wrong stream": _mutant(
-        "B4", streams._Lane.add, "self.runtime.compute().record()", "self.stream.record()"
+        "B4", streams._Lane.add, "self.runtime.compute().record()", "self.local.record()"
     ),
-    "the ring is emptied before it is filled": _mutant(
-        "B3", streams._Backups._copy_slab, "self.stream.wait(full)", "pass"
+    "a backup's ring is emptied before it is filled": _mutant(
+        "B3", streams._Backups.through_ring, "(slabs, full)", "(slabs, ())"
     ),
-    "the ring is filled before it is emptied": _mutant(
-        "B3", streams._Backups._copy_slab, "self._gathers.wait(part.emptied)", "pass"
+    "a backup's ring is filled before it is emptied": _mutant(
+        "B3", streams._Backups.through_ring, "(rows, part.emptied)", "(rows)"
     ),
-    "the ring is emptied at the event of its gather": _mutant(
-        "B3", streams._Backups._copy_slab, "(part.emptied,) = ", "part.emptied = full; _ = "
+    "a backup's ring is emptied at the event of its gather": _mutant(
+        "B3", streams._Backups.through_ring, "part.emptied = ", "part.emptied = full; _ = "
+    ),
+    "a load's ring is emptied before it is filled": _mutant(
+        "R7", streams._Loads.through_ring, "(rows, full)", "(rows)"
+    ),
+    "a load's ring is filled before it is emptied": _mutant(
+        "R7", streams._Loads.through_ring, "(slabs, part.emptied)", "(slabs, ())"
+    ),
+    "a load's ring is emptied when it is full": _mutant(
+        "R7 L8 B3",
+        streams._Loads.through_ring,
+        "part.emptied = [self.local.record()]",
+        "part.emptied = full",
+    ),
+    "a scatter waits for one of its streams": _mutant(
+        "R7", streams._Loads.through_ring, "(rows, full)", "(rows, full[:1])"
     ),
     "a backup is over when it is gathered": _mutant(
         "B3 R7",
-        streams._Backups.start,
-        "[*[self.stream.record()] * len(ticket.layers), *parts]",
-        "[self._gathers.record()] * len(ticket.layers)",
+        streams._Lane.start,
+        "events += self._last",
+        "events = self._last if self.announces_layers else [self.local.record()]",
+    ),
+    "a backup is over when one of its streams is through": _mutant(
+        "B3 R7",
+        streams._Lane.start,
+        "events += self._last",
+        "events = self._last if self.announces_layers else events[-1:]",
     ),
     "a layer is announced before its copies": _mutant(
         "R7",
-        streams._Loads.start,
-        "return _copy(self.stream, ticket)",
-        "return [self.stream.record()] * len(ticket.layers) + _copy(self.stream, ticket)",
+        streams._Lane.start,
+        "dict.fromkeys(step.layers, len(events))",
+        "dict.fromkeys(step.layers, 1)",
     ),
     "a layer is announced with the layer before": _mutant(
         "R7",
@@ -127,16 +148,18 @@ LEGAL = {
         "self.runtime.synchronize(); events: list[Event] = [",
     ),
     "a load waits twice": _mutant(
-        "",
-        streams._Loads.start,
-        "self.stream.wait(event)",
-        "self.stream.wait(event); self.stream.wait(event)",
+        "", streams._Loads.begin, "self._behind = behind", "self._behind = [*behind, *behind]"
     ),
     "layers are announced together": _mutant(
-        "", streams.StreamTicket.layer_event, "self.layers.index(layer)]", "-1]"
+        "", streams.StreamTicket.layer_event, "self.ends[self.layers.index(layer)] - 1", "-1"
     ),
-    "nothing is gathered": _mutant("", streams._Backups.start, "slabs is None", "True"),
-    "rows are gathered on the stream of the copies": _mutant(
-        "", streams._Backups._copy_slab, "self._gathers.copy", "self.stream.copy"
+    "nothing is staged": _mutant(
+        "", streams._Lane._new_route, "if len(pieces) > 1", "if not pieces"
+    ),
+    "rows are gathered and scattered on a stream of the bus": _mutant(
+        "",
+        streams._Lane.__init__,
+        "self.local = runtime.stream(self.on_device)",
+        "self.local = self.bus[0]",
     ),
 }

@@ -12,6 +12,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -43,11 +44,11 @@ SIZES_IN_C = ctypes.POINTER(ctypes.c_size_t)
 ATTRIBUTES_IN_C = ctypes.POINTER(ctypes.c_uint * 6)
 
 
-def batched(fragments: Fragments, stream: torch.Stream) -> None:
+def batched(fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()) -> None:
     raise AssertionError("only named here")
 
 
-def kernel(fragments: Fragments, stream: torch.Stream) -> None:
+def kernel(fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()) -> None:
     raise AssertionError("only named here")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvgraft.devices import PlaneCopy
 from kvgraft.pools.component import run_copy
-from kvgraft_accelerator.fragments import Fragmenter
+from kvgraft_accelerator.fragments import Fragmenter, joined
 
 N_ROWS = 12
 
@@ -87,27 +88,19 @@ def test_a_row_that_a_plane_does_not_have_is_refused(row: int) -> None:
 
 
 @given(
-    n_rows=st.integers(0, 5),
-    sizes=st.lists(st.integers(1, 3), max_size=4),
-    dense=st.booleans(),
-    alike=st.booleans(),
-    mixed=st.booleans(),
+    steps=st.lists(st.sampled_from([1, 2, -3]), max_size=20),
+    into=st.lists(st.sampled_from([1, 1, 5]), max_size=20),
 )
-def test_groups_have_the_fragments_of_each(
-    n_rows: int, sizes: list[int], *, dense: bool, alike: bool, mixed: bool
+def test_pieces_that_follow_one_another_on_both_sides_are_one(
+    steps: list[int], into: list[int]
 ) -> None:
-    sources, targets = planes(12, dense=dense), planes(12, dense=dense)
-    if mixed:
-        targets[1] = planes(12, dense=not dense)[1]
-    rows, into = torch.arange(0, 2 * n_rows, 2), torch.arange(n_rows)
-    copies = iter(
-        PlaneCopy(at, *pair, rows if alike else rows.clone(), into)
-        for at, pair in enumerate(zip(sources, targets))
-    )
-    groups = [[next(copies) for _ in range(size)] for size in sizes]
-    fragmenter = Fragmenter()
-    wanted = [fragmenter.fragments(group) for group in groups]
-    found = fragmenter.of_groups(groups)
-    assert [[each.tolist() for each in one] for one in found] == [
-        [each.tolist() for each in one] for one in wanted
+    n = min(len(steps), len(into))
+    sources, targets = (8 * np.cumsum([9, *each[:n]]) for each in (steps, into))
+    found = joined(sources, targets, 8)
+    assert len(found.nbytes) == 1 + sum(pair != (1, 1) for pair in zip(steps[:n], into))
+    covered = [
+        (source + at, target + at)
+        for source, target, nbytes in zip(*(each.tolist() for each in found))
+        for at in range(0, nbytes, 8)
     ]
+    assert covered == list(zip(sources.tolist(), targets.tolist()))

@@ -19,7 +19,7 @@ FEW = hypothesis.settings(SETTINGS, max_examples=16)
 
 SOON = (
     "a backup does not wait for compute",
-    pytest.param("the ring is emptied before it is filled", marks=pytest.mark.long),
+    pytest.param("a backup's ring is emptied before it is filled", marks=pytest.mark.long),
 )
 """Defects that show in the first examples; `test_cache` looks for all of them."""
 

@@ -22,8 +22,8 @@ from .torch_player import TorchPlayer
 
 pytestmark = pytest.mark.gpu
 
-SMALL = CopySizes(ring_nbytes=3072, straight_nbytes=512, batched_nbytes=100)
-"""Every way is taken, and the ring goes round."""
+SMALL = CopySizes(3072, 512, 100, piece_nbytes=128, group_nbytes=256, few_nbytes=100, n_streams=2)
+"""Every way is taken, and rings go round."""
 
 
 def one_way(kind: str) -> Accelerator:
@@ -78,7 +78,7 @@ def test_random_requests_read_the_bytes_that_they_computed(
     player.close()
 
 
-def test_a_cache_is_opened_by_the_devices_name_and_measures_it_once() -> None:
+def test_a_cache_is_opened_by_the_devices_name() -> None:
     cache = Cache.open(["full"], device_tokens=64, host_tokens=64, device=accelerator())
     assert cache.mounted[0].component.host is not None
     assert cache.mounted[0].component.host.slab.is_pinned()

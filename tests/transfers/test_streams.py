@@ -11,15 +11,20 @@ import torch
 
 from kvgraft import TransferError
 from kvgraft.transfers import PlaneCopy
+from kvgraft_accelerator.fragments import Fragments
 from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
 from kvgraft_accelerator.streams import StreamTicket, StreamTransferEngine
 from kvgraft_testing.simulated import DeviceTensor, SimulatedDevice
+from kvgraft_testing.simulated.streams import SimulatedStream
 
 from .gates import Broken
 
-N_LAYERS, N_SLOTS, LANES = 3, 16, 8
-SIZES = CopySizes(ring_nbytes=768, straight_nbytes=512)
-"""A part of the ring holds a slab."""
+N_LAYERS, N_SLOTS, LANES = 3, 16, 4
+N_PLANES = 2 * N_LAYERS
+SIZES = CopySizes(
+    ring_nbytes=3 * 192, straight_nbytes=64, piece_nbytes=64, few_nbytes=1, n_streams=2
+)
+"""A slab has 192 bytes: a part of the ring holds one, or those of a layer in three rows."""
 
 DEVICE_ROWS, HOST_ROWS = torch.tensor([9, 2, 3, 11]), torch.tensor([4, 5, 6, 0])
 
@@ -27,47 +32,77 @@ DEVICE_ROWS, HOST_ROWS = torch.tensor([9, 2, 3, 11]), torch.tensor([4, 5, 6, 0])
 class Pools:
     """Planes on a simulated device, and slabs of the host with all planes side by side."""
 
-    def __init__(self, sizes: CopySizes = SIZES) -> None:
-        self.device = SimulatedDevice(sizes=sizes)
+    def __init__(self, sizes: CopySizes = SIZES, device: SimulatedDevice | None = None) -> None:
+        self.device = device or SimulatedDevice(sizes=sizes)
         self.engine = StreamTransferEngine(self.device)
         self.planes = [
-            self.device.zeros((N_SLOTS, LANES), torch.int64, f"layer {layer}")
-            for layer in range(N_LAYERS)
+            self.device.zeros((N_SLOTS, LANES), torch.int64, f"plane {at}")
+            for at in range(N_PLANES)
         ]
-        memory = self.device.page_locked(N_SLOTS * N_LAYERS * LANES * 8, "slabs")
-        self.slabs = memory.view(torch.int64).view(N_SLOTS, N_LAYERS * LANES)
+        memory = self.device.page_locked(N_SLOTS * N_PLANES * LANES * 8, "slabs")
+        self.slabs = memory.view(torch.int64).view(N_SLOTS, N_PLANES * LANES)
 
-    def copies(self, *, backup: bool) -> list[PlaneCopy]:
-        lanes = [self.slabs[:, at * LANES : (at + 1) * LANES] for at in range(N_LAYERS)]
+    def copies(self, *, backup: bool, rows: slice = slice(None)) -> list[PlaneCopy]:
+        """Keys and values of each layer."""
+        lanes = [self.slabs[:, at * LANES : (at + 1) * LANES] for at in range(N_PLANES)]
         pairs = zip(self.planes, lanes) if backup else zip(lanes, self.planes)
-        rows = (DEVICE_ROWS, HOST_ROWS) if backup else (HOST_ROWS, DEVICE_ROWS)
-        return [PlaneCopy(layer, *pair, *rows) for layer, pair in enumerate(pairs)]
+        both = (DEVICE_ROWS[rows], HOST_ROWS[rows])
+        return [
+            PlaneCopy(at // 2, *pair, *(both if backup else both[::-1]))
+            for at, pair in enumerate(pairs)
+        ]
 
-    def compute(self) -> None:
+    def compute(self, first: int = 0) -> None:
         """The model writes the rows of every layer."""
-        for layer, plane in enumerate(self.planes):
+        for at, plane in enumerate(self.planes):
             for row in DEVICE_ROWS.tolist():
-                plane[row] = 100 * layer + row
+                plane[row] = first + 100 * at + row
 
-    def submit(self, *, backup: bool, fence: object = None) -> StreamTicket:
-        ticket = self.engine.submit(self.copies(backup=backup), fence)  # type: ignore[arg-type]
+    def fill(self, first: int = 0) -> None:
+        """The host writes the same into the slabs."""
+        self.slabs[HOST_ROWS] = torch.tensor(self.wanted(first))
+
+    def submit(
+        self, *, backup: bool, fence: object = None, rows: slice = slice(None)
+    ) -> StreamTicket:
+        copies = self.copies(backup=backup, rows=rows)
+        ticket = self.engine.submit(copies, fence)  # type: ignore[arg-type]
         assert isinstance(ticket, StreamTicket)
         return ticket
 
-    def wanted(self) -> list[list[int]]:
+    def wanted(self, first: int = 0) -> list[list[int]]:
         """The slabs after a backup."""
         return [
-            [100 * layer + row for layer in range(N_LAYERS) for _ in range(LANES)]
+            [first + 100 * at + row for at in range(N_PLANES) for _ in range(LANES)]
             for row in DEVICE_ROWS.tolist()
         ]
 
+    def loaded(self) -> list[list[int]]:
+        """The same rows of the planes."""
+        return torch.cat([each.cpu()[DEVICE_ROWS] for each in self.planes], dim=1).tolist()
 
-@pytest.mark.parametrize(
-    "sizes",
-    [SIZES, CopySizes(1 << 16, 512), CopySizes(768, 0)],
-    ids=["in parts", "at once", "straight"],
-)
-def test_a_backup_arrives_in_the_slabs_behind_the_model(sizes: CopySizes) -> None:
+    def went(self, way: str) -> bool:
+        return any(f" {way} " in step for step in self.device.schedule)
+
+
+AT_ONCE = SIZES._replace(ring_nbytes=1 << 16)
+"""Slabs that follow one another are one piece, and two pieces go by two streams."""
+
+WAYS = {
+    "in parts": (SIZES, True),
+    "at once": (AT_ONCE, True),
+    "a plane more than a part holds": (SIZES._replace(ring_nbytes=3 * 128), True),
+    "straight": (SIZES._replace(straight_nbytes=0), False),
+    "no ring": (SIZES._replace(ring_nbytes=0), False),
+    "few": (SIZES._replace(few_nbytes=4 * 192 + 1), False),
+}
+"""Sizes, and whether rows go through the ring."""
+
+
+@pytest.mark.parametrize(("sizes", "is_staged"), WAYS.values(), ids=WAYS)
+def test_a_backup_arrives_in_the_slabs_behind_the_model(
+    sizes: CopySizes, *, is_staged: bool
+) -> None:
     pools = Pools(sizes)
     pools.compute()
     ticket = pools.submit(backup=True)
@@ -75,21 +110,138 @@ def test_a_backup_arrives_in_the_slabs_behind_the_model(sizes: CopySizes) -> Non
     assert pools.slabs.eq(0).all(), "nothing ran yet"
     assert ticket.wait(1)
     assert pools.slabs[HOST_ROWS].tolist() == pools.wanted()
-    gathered = any("gather" in step for step in pools.device.schedule)
-    assert gathered == (sizes.straight_nbytes > 0)
+    assert pools.went("gather") == is_staged
     pools.engine.close()
+    pools.device.finish()
+
+
+@pytest.mark.parametrize(("sizes", "is_staged"), WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_load_arrives_in_the_planes_behind_the_model(
+    sizes: CopySizes, *, is_staged: bool, reverse: bool
+) -> None:
+    pools = Pools(sizes)
+    if reverse:
+        pools.device.choose = lambda n: n - 1
+    pools.fill()
+    pools.compute(5)
+    ticket = pools.submit(backup=False)
+    assert ticket.wait(1)
+    assert pools.loaded() == pools.wanted()
+    assert pools.went("scatter") == is_staged
+    pools.engine.close()
+    pools.device.finish()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "ends"),
+    [
+        (SIZES, [0, 1, 2]),
+        (SIZES._replace(piece_nbytes=65), [0, 1, 1]),  # 3 planes each: a key is with layer 0
+        (SIZES._replace(piece_nbytes=193), [0, 0, 0]),
+        (SIZES._replace(straight_nbytes=0, group_nbytes=1), [0, 1, 2]),
+        (SIZES._replace(straight_nbytes=0, group_nbytes=257), [0, 0, 1]),
+        (SIZES._replace(straight_nbytes=0), [0, 0, 0]),
+    ],
+)
+def test_layers_of_a_load_are_announced_in_groups_of_large_pieces(
+    sizes: CopySizes, ends: list[int]
+) -> None:
+    pools = Pools(sizes)
+    ticket = pools.submit(backup=False)
+    events = [ticket.layer_event(layer) for layer in range(N_LAYERS)]
+    assert None not in events
+    groups = list(dict.fromkeys(map(id, events)))
+    assert [groups.index(id(event)) for event in events] == ends
+    for layer, event in enumerate(events):
+        pools.device.compute().wait(event)  # type: ignore[arg-type]
+        pools.planes[2 * layer + 1][int(DEVICE_ROWS[-1])].cpu()
+        assert [ticket.layer_ready(each) for each in range(N_LAYERS)] == [
+            end <= ends[layer] for end in ends
+        ]
+    assert ticket.done
+    pools.device.finish()
+
+
+@pytest.mark.parametrize("backup", [True, False])
+@pytest.mark.parametrize("few_nbytes", [1, 193])
+def test_one_direction_writes_in_the_order_of_submission(*, backup: bool, few_nbytes: int) -> None:
+    """One row goes straight where that is few, four rows through the ring."""
+    one, some, every = slice(1), slice(None, None, 2), slice(None)
+    for rows in ((one, every), (every, one), (every, some), (one, one)):
+        pools = Pools(AT_ONCE._replace(few_nbytes=few_nbytes))
+        pools.fill()
+        pools.device.synchronize()
+        for some in rows:
+            pools.submit(backup=backup, rows=some)
+        pools.device.finish()
+
+
+def test_the_two_directions_do_not_wait_for_each_other() -> None:
+    for first in (True, False):
+        pools = Pools()
+        pools.submit(backup=first)
+        assert pools.submit(backup=not first).wait(1)
+        ways = ("backup", "gather", "load-back", "scatter")
+        assert [pools.went(way) for way in ways] == [not first, not first, first, first]
+        pools.device.synchronize()
+    assert pools.engine.ring_nbytes == 2 * SIZES.ring_nbytes
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_a_part_that_fails_fails_its_ticket_and_the_layers_behind_it(*, backup: bool) -> None:
+    sizes = AT_ONCE if backup else SIZES
+    n_events = len(Pools(sizes).submit(backup=backup).events or ())
+    for number in range(n_events):
+        pools = Pools(sizes)
+        ticket = pools.submit(backup=backup)
+        assert ticket.events is not None
+        pools.device.fail(ticket.events[number : number + 1])
+        while not ticket.done:
+            assert ticket.wait(1)
+        assert isinstance(ticket.error, TransferError)
+        ready = [ticket.layer_ready(layer) for layer in range(N_LAYERS)]
+        assert ready == [end <= number for end in ticket.ends]
+
+
+class Refusing(SimulatedDevice):
+    """Refuses the last of so many moves, once."""
+
+    def __init__(self, n_moves: int) -> None:
+        super().__init__(sizes=AT_ONCE._replace(n_streams=3, few_nbytes=128))
+        self.left = n_moves
+
+    def submit_moves(self, stream: SimulatedStream, fragments: Fragments) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise TransferError("refused")
+        super().submit_moves(stream, fragments)
+
+
+@pytest.mark.parametrize(
+    ("n_moves", "backup"), [*((n, True) for n in range(1, 4)), *((n, False) for n in range(1, 5))]
+)
+def test_copies_behind_one_that_was_refused_half_way_wait_for_the_half(
+    n_moves: int, *, backup: bool
+) -> None:
+    pools = Pools(device=Refusing(n_moves))
+    refused = pools.submit(backup=backup)
+    good = pools.submit(backup=backup, rows=slice(3))  # by fewer streams
+    assert refused.failure is not None
+    assert good.failure is None
+    assert refused.wait(1)
     pools.device.finish()
 
 
 def test_a_kernel_waits_for_the_event_of_its_layer_and_for_no_other() -> None:
     pools = Pools()
-    pools.slabs[HOST_ROWS] = torch.tensor(pools.wanted())
+    pools.fill()
     ticket = pools.submit(backup=False)
     event = ticket.layer_event(1)
     assert event is not None
     assert ticket.layer_event(7) is None
     pools.device.compute().wait(event)
-    assert pools.planes[1][int(DEVICE_ROWS[0])].cpu().eq(100 + int(DEVICE_ROWS[0])).all()
+    assert pools.planes[2][int(DEVICE_ROWS[0])].cpu().eq(200 + int(DEVICE_ROWS[0])).all()
     assert [ticket.layer_ready(layer) for layer in range(N_LAYERS)] == [True, True, False]
     assert not ticket.done
     ticket.wait_layer(2, 1)
@@ -142,7 +294,7 @@ def test_a_fence_that_raises_or_is_never_reached_fails_its_copy_alone() -> None:
 
 @pytest.mark.parametrize("backup", [True, False])
 def test_a_copy_that_fails_ends_its_ticket_when_all_its_copies_have_ended(*, backup: bool) -> None:
-    pools = Pools()
+    pools = Pools(AT_ONCE if backup else SIZES)
     first = pools.submit(backup=backup)
     assert first.events is not None
     pools.device.fail(first.events[-1:])
@@ -161,10 +313,10 @@ def test_a_copy_that_fails_ends_its_ticket_when_all_its_copies_have_ended(*, bac
 
 def test_a_copy_that_cannot_be_submitted_ends_behind_those_that_were() -> None:
     pools = Pools()
-    first, *others = pools.copies(backup=False)
+    first, second, *others = pools.copies(backup=False)
     first = first._replace(source=first.source.clone())  # not page-locked: copied row by row
     refused = [each._replace(source_rows="no rows") for each in others]  # type: ignore[arg-type]
-    ticket = pools.engine.submit([first, *refused])
+    ticket = pools.engine.submit([first, second, *refused])
     assert not ticket.done
     assert ticket.wait(1)
     assert ticket.error is not None
@@ -174,7 +326,7 @@ def test_a_copy_that_cannot_be_submitted_ends_behind_those_that_were() -> None:
 
 def test_copies_that_read_each_others_bytes_keep_their_order() -> None:
     pools = Pools()
-    pools.slabs[HOST_ROWS] = torch.tensor(pools.wanted())
+    pools.fill()
     pools.device.choose = lambda n: n - 1
     stage = pools.device.zeros((N_SLOTS, LANES), torch.int64, "a stage")
     rows = torch.arange(len(HOST_ROWS))
@@ -203,7 +355,7 @@ MOST_CALLS = 120
 @pytest.mark.parametrize("backup", [True, False])
 def test_nothing_is_done_in_python_for_each_page(*, backup: bool) -> None:
     n_planes, n_pages = 16, 64
-    device = SimulatedDevice(sizes=CopySizes(1 << 20, 512))
+    device = SimulatedDevice(sizes=CopySizes(1 << 20, 512, few_nbytes=1))
     engine = StreamTransferEngine(device)
     planes = [device.zeros((n_pages, 1), torch.int64, f"plane {at}") for at in range(n_planes)]
     slabs = device.page_locked(n_pages * n_planes * 8, "slabs").view(torch.int64)

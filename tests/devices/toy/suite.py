@@ -24,8 +24,7 @@ from kvgraft.assembly import parts_of
 from kvgraft.config import parse_config
 from kvgraft.devices import PlaneCopy
 from kvgraft.pools.component import run_copy
-from kvgraft_accelerator import Accelerator, calibration
-from kvgraft_accelerator.calibration import measured
+from kvgraft_accelerator import Accelerator
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragments
 from kvgraft_accelerator.page_locked import page_locked
@@ -62,8 +61,10 @@ class ToyBatches(BatchedCopies):
 class Kernel:
     """Stands for the kernel: moves pieces at its place in the stream, through the toy's call."""
 
-    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
-        ToyBatches(DRIVER)(fragments, stream)
+    def __call__(
+        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+    ) -> None:
+        ToyBatches(DRIVER)(fragments, stream, behind)
 
 
 OLDER = CudaDriver(OlderLibrary(ctypes.CDLL(TOY.__file__)))  # type: ignore[arg-type]
@@ -157,7 +158,8 @@ def test_a_model_waits_for_an_event_of_the_cache_and_copies_for_one_of_torchs(
 def test_loads_come_before_backups() -> None:
     device = Accelerator("toy", CopySizes(), Ways())
     found = {each: TOY.priority(device.stream(each).raw.stream_id) for each in Purpose}
-    assert found[Purpose.LOAD_BACK] < min(found[Purpose.BACKUP], found[Purpose.GATHER]) == 0
+    assert found[Purpose.LOAD_BACK] == found[Purpose.SCATTER] < 0
+    assert found[Purpose.BACKUP] == found[Purpose.GATHER] == 0
 
 
 def test_copies_within_the_device_go_to_the_models_stream_and_never_batched() -> None:
@@ -208,13 +210,6 @@ def test_more_page_locked_memory_than_there_is_is_refused() -> None:
         page_locked(DRIVER, (1 << 32) + 4096)
 
 
-def test_both_ways_are_timed() -> None:
-    device = Accelerator("toy", CopySizes(), WAYS["both"])
-    found = measured(device, (4096, 8192, 16384), 1 << 18)
-    assert found.straight_nbytes in (4096, 8192, 16384, 32768)
-    assert found.batched_nbytes in (4096, 8192, 16384, 32768)
-
-
 def test_a_table_is_filled_again_when_the_kernel_that_read_it_has_ended() -> None:
     device, tables = Accelerator("toy", CopySizes(), Ways()), Tables(torch.device("toy"))
     stream = device.stream(Purpose.LOAD_BACK).raw
@@ -250,22 +245,6 @@ def test_the_kernel_copies_in_the_interpreter(*, from_device: bool) -> None:
     assert pair[1].cpu().equal(wanted)
 
 
-def test_the_environment_says_when_copies_take_which_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVGRAFT_COPY_SIZES", "batched_nbytes=5")
-    device = Accelerator("toy", ways=WAYS["both"])
-    assert device.sizes == CopySizes(batched_nbytes=5)
-
-
-def test_a_device_with_both_ways_is_timed_once_and_remembered(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured, "__defaults__", (calibration.SIZES[:3], 1 << 18))
-    first, again = (Accelerator("toy", ways=WAYS["both"]).sizes for _ in range(2))
-    assert first == again
-    assert len(list((tmp_path / "kvgraft" / "copy-sizes").iterdir())) == 1
-
-
 def test_the_benchmark_of_copies_measures_and_gets_its_bytes_back() -> None:
     path = Path(__file__).parents[3] / "benchmarks" / "device_copies.py"
     spec = spec_from_file_location("device_copies", path)
@@ -273,12 +252,24 @@ def test_the_benchmark_of_copies_measures_and_gets_its_bytes_back() -> None:
     assert spec.loader is not None
     benchmark = sys.modules["device_copies"] = module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    device = Accelerator("toy", CopySizes(1 << 16, 8192, 2048), WAYS["both"])
-    extent = benchmark.Extent(1 << 18, 1 << 18, (1024, 4096, 16384), 4, 8, 1)
-    rows = benchmark.measure(device, extent)
-    assert len(rows) == 2 + 4 * len(extent.rows) + 1
-    assert {row.unit for row in rows} == {"GB/s", "of one copy", "µs/piece", "%"}
-    assert [row.target for row in rows if row.target is None] == [None] * 2
+    sizes = CopySizes(1 << 16, 8192, 2048, piece_nbytes=2048, few_nbytes=1024, n_streams=3)
+    device = Accelerator("toy", sizes, WAYS["both"])
+    rows = (1024, 4096, 16384)
+    extent = benchmark.Extent(1 << 18, 1 << 18, rows, 4, 8, 2, 2, 1, rows)
+    found = benchmark.measure(device, extent)
+    assert len(found) == 3 + 6 * len(rows) + 1 + 2 * len(rows)
+    assert {row.unit for row in found} == {
+        "GB/s",
+        "of one copy",
+        "of two copies",
+        "µs/piece",
+        "ms",
+        "%",
+    }
+    notes = {row.name: row.note for row in found}
+    # 13 parts of the ring, of 5 slabs each
+    moved = "batched 39 calls 64 pieces, kernel 13 calls 256 pieces"
+    assert notes["to HOST, rows of 1 KiB"] == moved
 
 
 def test_a_device_without_streams_is_refused_in_one_line() -> None:

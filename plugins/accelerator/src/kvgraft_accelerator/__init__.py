@@ -2,14 +2,14 @@
 
 protocol       streams and events, as copies need them
 runtime        the device: memory, streams, events
-ways           which call moves which rows, by their sizes
+streams        the engine: what goes straight, what through a ring, and the order of it all
+ways           which call moves which pieces, by their sizes
 plain          the way that every device has: torch's own copies
 tables         addresses on the device, as a kernel takes them
 kernels        a kernel that copies by addresses; needs Triton
 page_locked    memory of the host that CUDA page-locks where it is
-calibration    sizes from which one way is faster than another, measured once
 
-Nobody has run it on a GPU yet. `docs/accelerators.md` says which tests show what.
+`docs/accelerators.md` says which tests show what.
 """
 
 from __future__ import annotations

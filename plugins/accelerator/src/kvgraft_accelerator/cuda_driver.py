@@ -11,6 +11,7 @@ import ctypes
 import sys
 from functools import cache
 
+import numpy as np
 import torch
 
 from kvgraft_accelerator.fragments import Fragments
@@ -109,6 +110,9 @@ class CudaDriver:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
+        attributes = _CopyAttributes(source_order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)
+        first, one = ctypes.c_size_t(0), ctypes.c_size_t(1)
+        self._for_all_copies = ctypes.byref(attributes), ctypes.byref(first), one
 
     @staticmethod
     @cache
@@ -203,16 +207,14 @@ class CudaDriver:
             fragments: at least one, none empty.
             stream: its handle.
         """
-        sources, targets, nbytes = (ctypes.c_void_p(each.ctypes.data) for each in fragments)
-        attributes = _CopyAttributes(source_order=IN_STREAM_ORDER, flags=BESIDE_COMPUTE)
-        first, one = ctypes.c_size_t(0), ctypes.c_size_t(1)
+        arrays = [np.ascontiguousarray(each) for each in fragments]
+        sources, targets, nbytes = (ctypes.c_void_p(each.ctypes.data) for each in arrays)
         count = ctypes.c_size_t(len(fragments.nbytes))
-        for_all = (ctypes.byref(attributes), ctypes.byref(first), one)
         last: tuple[object, ...] = (ctypes.c_void_p(stream),)
         name = "cuMemcpyBatchAsync_v2"
         if not self._has(name):
             name, last = "cuMemcpyBatchAsync", (ctypes.byref(ctypes.c_size_t()), *last)
-        self._call(name, targets, sources, nbytes, count, *for_all, *last)
+        self._call(name, targets, sources, nbytes, count, *self._for_all_copies, *last)
 
     def _has(self, name: str) -> bool:
         return hasattr(self._library, name)

@@ -7,7 +7,6 @@ pieces. They are made by numpy: per plane a little, and per piece nothing in Pyt
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 
 from kvgraft.devices import PlaneCopy
 
-__all__ = ["Fragmenter", "Fragments"]
+__all__ = ["Fragmenter", "Fragments", "Numbers", "by_rows", "expect_within", "joined"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -74,11 +73,11 @@ class Fragmenter:
             IndexError: a row that a plane does not have.
         """
         parts = []
-        for group in _by_rows(copies):
+        for group in by_rows(copies):
             planes = self._planes(group)
             source_rows, target_rows = group[0].source_rows.numpy(), group[0].target_rows.numpy()
-            _expect_within(source_rows, planes.n_source_rows)
-            _expect_within(target_rows, planes.n_target_rows)
+            expect_within(source_rows, planes.n_source_rows)
+            expect_within(target_rows, planes.n_target_rows)
             if len(planes.dense):
                 parts.append(_pieces(planes.dense, *_runs(source_rows, target_rows)))
             if len(planes.strided):
@@ -87,25 +86,6 @@ class Fragmenter:
         if len(parts) == 1:
             return Fragments(*parts[0])
         return Fragments(*np.concatenate(parts or [np.empty((3, 0), np.int64)], axis=1))
-
-    def of_groups(self, groups: Sequence[Sequence[PlaneCopy]]) -> list[Fragments]:
-        """The same group by group; where all have their rows in common these are looked at once.
-
-        Raises:
-            IndexError: a row that a plane does not have.
-        """
-        copies = [copy for group in groups for copy in group]
-        if len(groups) > 1 and copies and len(_by_rows(copies)) == 1:
-            planes = self._planes(copies)
-            if not len(planes.dense) or not len(planes.strided):
-                whole = self.fragments(copies)
-                n_each = len(whole.nbytes) // len(copies)
-                ends = np.cumsum([0, *map(len, groups)]) * n_each
-                return [
-                    Fragments(*(each[start:end] for each in whole))
-                    for start, end in pairwise(ends.tolist())
-                ]
-        return [self.fragments(group) for group in groups]
 
     def _planes(self, copies: Sequence[PlaneCopy]) -> _Planes:
         key = tuple([id(tensor) for copy in copies for tensor in copy[1:3]])
@@ -130,7 +110,7 @@ class Fragmenter:
         return (self._address(source), self._address(target), *steps, source.shape[1] * size)
 
 
-def _by_rows(copies: Sequence[PlaneCopy]) -> Collection[Sequence[PlaneCopy]]:
+def by_rows(copies: Sequence[PlaneCopy]) -> Collection[Sequence[PlaneCopy]]:
     """Copies of the same rows together."""
     if len({id(each[3]) for each in copies}) == 1 == len({id(each[4]) for each in copies}):
         return [copies]
@@ -140,9 +120,22 @@ def _by_rows(copies: Sequence[PlaneCopy]) -> Collection[Sequence[PlaneCopy]]:
     return alike.values()
 
 
-def _expect_within(rows: Numbers, n_rows: int) -> None:
+def expect_within(rows: Numbers, n_rows: int) -> None:
+    """Refuse rows that a plane does not have.
+
+    Raises:
+        IndexError: naming them.
+    """
     if len(rows) and (rows.min() < 0 or rows.max() >= n_rows):
         raise IndexError(f"rows {rows.min()} to {rows.max()} of a plane of {n_rows}")
+
+
+def joined(sources: Numbers, targets: Numbers, nbytes: int) -> Fragments:
+    """Pieces of one size; those that follow one another on both sides are one."""
+    goes_on = (np.diff(sources) == nbytes) & (np.diff(targets) == nbytes)
+    first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
+    lengths = np.diff(np.append(first, len(sources)))
+    return Fragments(sources[first], targets[first], lengths * nbytes)
 
 
 def _runs(source_rows: Numbers, target_rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:

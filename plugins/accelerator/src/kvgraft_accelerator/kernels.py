@@ -1,12 +1,13 @@
 """A kernel that copies pieces of memory by their addresses.
 
-One kernel gathers rows of many planes into the ring, and scatters rows of page-locked memory into
-planes: both are pieces with addresses. Few programs run for long: the bus is full with little
-memory in flight, and the model keeps its processors.
+One kernel gathers rows of many planes into a ring, and scatters rows of a ring into planes: both
+are pieces with addresses. It has a program for each multiprocessor: it is over soon, and the model
+waits for one wave of it at most.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,13 @@ import triton.language as tl
 from kvgraft_accelerator.fragments import Fragments
 from kvgraft_accelerator.tables import Tables
 
-__all__ = ["KernelCopies", "alignment", "constants", "copy_fragments"]
+__all__ = ["KernelCopies", "alignment", "constants", "copy_fragments", "n_multiprocessors"]
 
-PROGRAMS = 12
-"""Programs that copy at once. Others measured 95 % of the bus with as many, on an H100."""
+PROGRAMS = 32
+"""Programs that copy at once on a device that does not say how many multiprocessors it has."""
 
-TILE_NBYTES = 16 << 10
-"""Bytes that a program has in flight."""
+TILES_NBYTES = (4 << 10, 16 << 10)
+"""Bytes that a program has in flight: the smallest tile that holds every piece, or the largest."""
 
 WARPS = 8
 
@@ -71,23 +72,40 @@ class KernelCopies:
 
     Args:
         device: where it runs.
+
+    Attributes:
+        programs: that copy at once.
     """
 
     def __init__(self, device: torch.device) -> None:
+        self.programs = n_multiprocessors(device) or PROGRAMS
         self._tables = Tables(device)
         nothing = Fragments(*np.zeros((3, 0), np.int64))
-        copy_fragments[(1,)](
-            self._tables.fill(nothing).on_device, 0, num_warps=WARPS, **constants(16)
-        )
+        for tile_nbytes in TILES_NBYTES:
+            words = constants(16, tile_nbytes)
+            table = self._tables.fill(nothing)
+            copy_fragments[(1,)](table.on_device, 0, num_warps=WARPS, **words)
 
-    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
-        """Submit them."""
+    def __call__(
+        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+    ) -> None:
+        """Submit them; their addresses are on the device before the stream waits."""
         n_fragments = len(fragments.nbytes)
         table = self._tables.fill(fragments)
-        words = constants(alignment(fragments))
-        programs = (min(PROGRAMS, n_fragments),)
+        for event in behind:
+            stream.wait_event(event)
+        words = constants(alignment(fragments), int(fragments.nbytes.max()))
+        programs = (min(self.programs, n_fragments),)
         copy_fragments[programs](table.on_device, n_fragments, num_warps=WARPS, **words)
         table.read(stream)
+
+
+def n_multiprocessors(device: torch.device) -> int | None:
+    """Multiprocessors of a device; None where it does not say."""
+    properties = getattr(torch.get_device_module(device), "get_device_properties", None)
+    return (
+        None if properties is None else getattr(properties(device), "multi_processor_count", None)
+    )
 
 
 def alignment(fragments: Fragments) -> int:
@@ -96,7 +114,11 @@ def alignment(fragments: Fragments) -> int:
     return min(16, bits & -bits)
 
 
-def constants(alignment: int) -> dict[str, Any]:
-    """The kernel's constants for pieces of some alignment: words as wide as there are."""
+def constants(alignment: int, most_nbytes: int) -> dict[str, Any]:
+    """The kernel's constants for pieces of some alignment, `most_nbytes` at most.
+
+    Words are as wide as there are.
+    """
     n_words = 2 if alignment == 16 else 1
-    return {"WORD": WORDS[alignment], "N_WORDS": n_words, "TILE": TILE_NBYTES // alignment}
+    tile = next((each for each in TILES_NBYTES if each >= most_nbytes), TILES_NBYTES[-1])
+    return {"WORD": WORDS[alignment], "N_WORDS": n_words, "TILE": tile // alignment}

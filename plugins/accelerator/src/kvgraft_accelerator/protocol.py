@@ -2,9 +2,9 @@
 
     kernels ──► compute ──record──► produced
                                       │ wait
-    backup  ────────────────────── copy, copy ──► events ──► the host asks `done`, or waits
-    load    ── copy layer 0 ──► event ──► compute.wait(event), then layer 0's kernels
-            ── copy layer 1 ──► event ──► ...
+    backup  ────────────────────── move, move ──► events ──► the host asks `done`, or waits
+    load    ── move layer 0 ──► event ──► compute.wait(event), then layer 0's kernels
+            ── move layer 1 ──► event ──► ...
 
 A call only submits. Work of one stream runs in the order of submission; works of two streams run
 in any order, unless an event lies between them, or the host waited for the first before it
@@ -23,6 +23,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from kvgraft.devices import PlaneCopy
+from kvgraft_accelerator.fragments import Fragments
 
 __all__ = ["CopySizes", "Event", "Purpose", "Stream", "StreamRuntime"]
 
@@ -38,21 +39,44 @@ class Purpose(enum.Enum):
     """DEVICE to HOST; behind everything else."""
     LOAD_BACK = "load-back"
     """HOST to DEVICE; requests wait for it."""
+    SCATTER = "scatter"
+    """Rows that lie side by side on the device, put into their planes; requests wait for it."""
+
+    @property
+    def crosses_bus(self) -> bool:
+        """Whether its pieces are on HOST on one side."""
+        return self in (Purpose.BACKUP, Purpose.LOAD_BACK)
 
 
 class CopySizes(NamedTuple):
-    """Sizes from which one way to copy is faster than another, measured once per device and link.
+    """When copies take which way; a benchmark may try others.
+
+    The defaults are for PCIe 5: a piece costs the copy engine about 0.85 µs beside its bytes, which
+    are 16 ns per KiB.
 
     Attributes:
-        ring_nbytes: memory of the device that backups gather small rows into.
+        ring_nbytes: memory of the device that small rows pass through, for each direction. A third
+            of it takes 0.6 ms on the bus, the host's share in that is 0.2 ms.
         straight_nbytes: rows of this size and more are copied as they are.
-        batched_nbytes: pieces of this size and more are copied by the driver's call for many
-            copies, smaller ones by a kernel, where a device has both.
+        batched_nbytes: where a device has both ways, pieces that cross the bus as they are go by
+            the driver's call from this size on, and by the kernel below it.
+        piece_nbytes: a load's slabs are split into groups of layers as long as the pieces are not
+            smaller than this.
+        group_nbytes: layers of a load that go straight are announced together until they have as
+            many bytes.
+        few_nbytes: less than this, of all planes, is copied as it is; and streams take turns from
+            this on.
+        n_streams: of each direction, that cross the bus at once, so that one starts a piece while
+            another moves its bytes.
     """
 
     ring_nbytes: int = 96 << 20
-    straight_nbytes: int = 32 << 10
-    batched_nbytes: int = 28 << 10
+    straight_nbytes: int = 256 << 10
+    batched_nbytes: int = 32 << 10
+    piece_nbytes: int = 1 << 20
+    group_nbytes: int = 128 << 20
+    few_nbytes: int = 1 << 20
+    n_streams: int = 4
 
 
 class Event(Protocol):
@@ -86,6 +110,14 @@ class Stream(Protocol):
             An event for each group, behind it.
         """
 
+    def move(self, fragments: Fragments, behind: Sequence[Event] = ()) -> None:
+        """Copy pieces, in any order, behind some events as if `wait` had been called for each.
+
+        Args:
+            fragments: at least one, none empty; addresses are those of `StreamRuntime.address`.
+            behind: what the copies need of these events' work is prepared without waiting for it.
+        """
+
     def record(self) -> Event:
         """An event behind all that was submitted so far."""
 
@@ -99,16 +131,22 @@ class StreamRuntime(Protocol):
     Attributes:
         device: what its tensors say they are on.
         sizes: when to copy how.
+        stages: whether small rows are faster through memory of the device where they lie side by
+            side.
     """
 
     device: torch.device
     sizes: CopySizes
+    stages: bool
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, label: str) -> torch.Tensor:
         """Zeroed memory of the device; `label` names it in messages."""
 
     def page_locked(self, nbytes: int, label: str) -> torch.Tensor:
         """Zeroed memory of the host that copies reach in the background, uint8 `[nbytes]`."""
+
+    def address(self, tensor: torch.Tensor) -> int | None:
+        """The first byte, for `Stream.move`; None where that does not reach it."""
 
     def stream(self, purpose: Purpose) -> Stream:
         """A new stream."""

@@ -5,7 +5,6 @@ copies ──► ways: by addresses or row by row ──► a torch.Stream ─�
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,9 +15,8 @@ import torch
 from kvgraft.devices import PlaneCopy
 from kvgraft.errors import ConfigError, TransferError
 from kvgraft_accelerator import plain
-from kvgraft_accelerator.calibration import calibrated, given_sizes
 from kvgraft_accelerator.cuda_driver import CudaDriver
-from kvgraft_accelerator.fragments import Fragmenter
+from kvgraft_accelerator.fragments import Fragmenter, Fragments
 from kvgraft_accelerator.page_locked import page_locked
 from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
 from kvgraft_accelerator.ways import Ways, find_ways, parted
@@ -28,7 +26,7 @@ __all__ = ["Accelerator", "AcceleratorEvent", "AcceleratorStream"]
 FIRST_LOOK_S, LAST_LOOK_S = 20e-6, 1e-3
 """Seconds between two looks at an event that the host waits for: at first, and most."""
 
-PRIORITIES = {Purpose.LOAD_BACK: -1}
+PRIORITIES = {Purpose.LOAD_BACK: -1, Purpose.SCATTER: -1}
 """Lower is sooner. The others have 0, than which torch has none later; a model's stream has it,
 too, unless the engine says otherwise."""
 
@@ -38,12 +36,13 @@ class Accelerator:
 
     Args:
         name: as torch names it, such as `cuda` or `cuda:1`.
-        sizes: when copies take which way; by default those of the environment, else measured once
-            and kept in a file.
+        sizes: when copies take which way; by default as `CopySizes` says.
         ways: the ways of this device; by default those that are found.
 
     Attributes:
+        sizes: see above; only the driver's call is worth more than one stream.
         ways: see above.
+        stages: whether it has both ways that take addresses.
 
     Raises:
         ConfigError: torch has not this device here, or none of its streams.
@@ -64,12 +63,10 @@ class Accelerator:
         self.ways = find_ways(self.device, self._driver) if ways is None else ways
         self._fragmenter = Fragmenter()
         self._locked: dict[int, torch.Tensor] = {}
-        self.sizes = CopySizes()
-        chosen = sizes or given_sizes(os.environ)
-        if chosen is not None:
-            self.sizes = chosen
-        elif self.ways.batched is not None and self.ways.kernel is not None:
-            self.sizes = calibrated(self, self._driver)
+        self.sizes = sizes or CopySizes()
+        if self.ways.batched is None:
+            self.sizes = self.sizes._replace(n_streams=1)
+        self.stages = self.ways.batched is not None and self.ways.kernel is not None
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, label: str) -> torch.Tensor:
         """Zeroed memory of the device, from torch's allocator."""
@@ -98,6 +95,14 @@ class Accelerator:
     def is_page_locked(self, tensor: torch.Tensor) -> bool:
         """Whether copies reach a tensor of the host in the background."""
         return tensor.untyped_storage().data_ptr() in self._locked or tensor.is_pinned()
+
+    def address(self, tensor: torch.Tensor) -> int | None:
+        """The first byte; None of pageable memory, or without a way that takes addresses."""
+        if not self.ways.by_address:
+            return None
+        if tensor.device.type == "cpu" and not self.is_page_locked(tensor):
+            return None
+        return tensor.data_ptr()
 
     def stream(self, purpose: Purpose) -> AcceleratorStream:
         """A new stream."""
@@ -132,7 +137,8 @@ class Accelerator:
             if each.device.type == "cpu"
         }
         if ways.by_address and all(map(self.is_page_locked, on_host.values())):
-            for fragments in self._fragmenter.of_groups(groups):
+            for group in groups:
+                fragments = self._fragmenter.fragments(group)
                 for way, some in parted(ways, self.sizes, fragments, crosses_bus=bool(on_host)):
                     way(some, stream.raw)
                 yield
@@ -140,6 +146,16 @@ class Accelerator:
             for group in groups:
                 plain.copy_rows(group, stream, self.is_page_locked)
                 yield
+
+    def move(
+        self, fragments: Fragments, stream: AcceleratorStream, behind: Sequence[torch.Event]
+    ) -> None:
+        """Submit pieces to torch's current stream."""
+        if not stream.purpose.crosses_bus and self.ways.kernel is not None:
+            self.ways.kernel(fragments, stream.raw, behind)
+            return
+        for way, some in parted(self.ways, self.sizes, fragments, crosses_bus=True):
+            way(some, stream.raw, behind)
 
 
 class AcceleratorEvent:
@@ -195,6 +211,11 @@ class AcceleratorStream:
                 events.append(self.record())
         return events
 
+    def move(self, fragments: Fragments, behind: Sequence[Event] = ()) -> None:
+        """Submit pieces behind some events; see `Stream.move`."""
+        with _told(self._where), self.raw:
+            self._device.move(fragments, self, [_raw(event) for event in behind])
+
     def record(self) -> AcceleratorEvent:
         """An event behind all that was submitted so far."""
         with _told(self._where):
@@ -202,9 +223,12 @@ class AcceleratorStream:
 
     def wait(self, event: Event) -> None:
         """Work submitted from now on runs after `event`: one of ours, or one of torch's."""
-        raw = event.event if isinstance(event, AcceleratorEvent) else cast(torch.Event, event)
         with _told(self._where):
-            self.raw.wait_event(raw)
+            self.raw.wait_event(_raw(event))
+
+
+def _raw(event: Event) -> torch.Event:
+    return event.event if isinstance(event, AcceleratorEvent) else cast(torch.Event, event)
 
 
 @contextmanager

@@ -1,39 +1,53 @@
 """Copies on streams of a device: the engine of accelerators, and of the simulated one.
 
-No thread waits, and slabs and the ring are taken once. The scheduler's thread submits copies and
-polls events.
+No thread waits, and slabs and rings are taken once. The scheduler's thread submits copies and polls
+events. Several streams cross the bus at once, in pieces that are large for the bus:
 
-A backup gathers the rows of many planes into a ring on the device, in the layout of the host's
-slabs, so that the bus moves one run of bytes for each page; large rows are copied as they are. A
-load copies straight into place, layer by layer, with an event behind each.
+    backup   planes ── gather ──► ring ── bus ──► slabs of the host
+    load     slabs of the host ── bus ──► ring ── scatter ──► planes      an event for each group
+    large rows, or few ────────── bus ──────────► as they are             of layers
+
+A part of the ring is filled again behind the events of what emptied it. Each direction has its own
+ring and streams.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import numpy as np
 import torch
 
 from kvgraft.errors import TransferError
 from kvgraft.pools.component import PlaneCopy
 from kvgraft.transfers.engine import Fence, Ticket, fences_of
-from kvgraft_accelerator.protocol import Event, Purpose, Stream, StreamRuntime
+from kvgraft_accelerator.fragments import (
+    Fragmenter,
+    Fragments,
+    Numbers,
+    by_rows,
+    expect_within,
+    joined,
+)
+from kvgraft_accelerator.protocol import Event, Purpose, StreamRuntime
 
 __all__ = ["StreamTicket", "StreamTransferEngine"]
+
+T = TypeVar("T")
 
 ALIGNMENT = 64
 """Bytes to which rows of the ring are aligned."""
 
 N_PARTS = 3
-"""Parts of the ring: one is filled, one emptied, one ready for either."""
+"""Parts of a ring: one is filled, one emptied, one ready for either."""
 
 MOST_KNOWN = 64
-"""Sets of planes whose places in the ring are kept."""
+"""Sets of planes whose routes are kept."""
 
 
 class StreamTicket(Ticket):
@@ -42,15 +56,17 @@ class StreamTicket(Ticket):
     It ends when all of them have passed, also if it failed: until then its slots are in use.
 
     Attributes:
-        events: behind each layer, and behind whatever else was submitted for it; None until then.
+        events: behind all that was submitted for it, in that order; None until then.
+        ends: for each layer, how many events are there when its last one is.
         failure: why it will have failed once it ends.
     """
 
-    __slots__ = ("_lane", "_n_passed", "events", "failure")
+    __slots__ = ("_lane", "_n_passed", "ends", "events", "failure")
 
     def __init__(self, copies: Sequence[PlaneCopy], lane: _Lane) -> None:
         super().__init__(copies)
         self.events: list[Event] | None = None
+        self.ends: list[int] = []
         self.failure: Exception | None = None
         self._n_passed = 0
         self._lane = lane
@@ -77,7 +93,7 @@ class StreamTicket(Ticket):
         if self.events is None or self.failure is not None:
             reason = self.failure or "its fence is not reached; name an event of the device"
             raise TransferError(f"layer {layer}: {reason}")
-        return self.events[self.layers.index(layer)]
+        return self.events[self.ends[self.layers.index(layer)] - 1]
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end, at most `timeout_s` seconds; whether it ended."""
@@ -86,15 +102,17 @@ class StreamTicket(Ticket):
     def wait_layer(self, layer: int, timeout_s: float) -> None:
         """Wait until a layer's data can be read; see `Ticket.wait_layer`."""
         if layer in self.layers:
-            self._look(timeout_s, self.layers.index(layer) + 1)
+            self._look(timeout_s, layer)
         super().wait_layer(layer, 0)
 
-    def _look(self, timeout_s: float | None, n_events: int | None = None) -> bool:
+    def _look(self, timeout_s: float | None, layer: int | None = None) -> bool:
         """Take in events that passed, waiting if there is a time for it; whether all ended."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         self._lane.start_reached(self if timeout_s else None, timeout_s or 0.0)
         if self.events is None or self._done:
             return self._done
+        wanted = None if layer is None or not self.ends else self.layers.index(layer)
+        n_events = None if wanted is None else max(self.ends[: wanted + 1])
         for event in self.events[self._n_passed : n_events]:
             try:
                 if end is None:
@@ -106,7 +124,11 @@ class StreamTicket(Ticket):
             if not passed:
                 return False
             self._n_passed += 1
-            if self.failure is None and self.layers_done < len(self.layers):
+            while (
+                self.failure is None
+                and self.layers_done < len(self.layers)
+                and self.ends[self.layers_done] <= self._n_passed
+            ):
                 self.finish_layer()
         if self._n_passed == len(self.events):
             self.finish(self.failure)
@@ -114,7 +136,7 @@ class StreamTicket(Ticket):
 
 
 class StreamTransferEngine:
-    """Copies on streams of one device, each direction in the order of submission.
+    """Copies on streams of one device; what each direction writes is in the order of submission.
 
     A copy starts behind the work that the submitting thread gave the device before, and behind its
     fence. Events of the device are waited for there; other fences by the host, when it polls.
@@ -132,6 +154,11 @@ class StreamTransferEngine:
         self.runtime = runtime
         self._loads = _Loads(runtime, fence_timeout_s)
         self._backups = _Backups(runtime, fence_timeout_s)
+
+    @property
+    def ring_nbytes(self) -> int:
+        """Memory of the device that small rows pass through, both directions together."""
+        return sum(lane.ring.nbytes for lane in (self._loads, self._backups) if lane.ring)
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
         """Submit the copies to the device; see `TransferEngine.submit`."""
@@ -159,16 +186,33 @@ class _Held(NamedTuple):
 class _Lane:
     """Submissions of one direction.
 
+    Every byte that it writes to a pool or a slab is written by a stream that waits for `_last`, so
+    behind what earlier submissions wrote.
+
     Attributes:
-        streams: those that it submits to.
+        over_bus, on_device: the uses of its streams.
+        announces_layers: whether a layer is there before all are.
+        bus: streams that cross the bus.
+        local: the stream that moves rows between planes and ring.
+        ring: None where the device needs none.
     """
 
-    streams: tuple[Stream, ...]
+    over_bus: Purpose
+    on_device: Purpose
+    announces_layers: bool
 
     def __init__(self, runtime: StreamRuntime, fence_timeout_s: float) -> None:
         self.runtime = runtime
+        self.bus = [runtime.stream(self.over_bus) for _ in range(runtime.sizes.n_streams)]
+        self.local = runtime.stream(self.on_device)
+        self.ring = _Ring(runtime, self.over_bus.value) if runtime.stages else None
         self._fence_timeout_s = fence_timeout_s
         self._held: deque[_Held] = deque()
+        self._fragmenter = Fragmenter(lambda tensor: runtime.address(tensor) or 0)
+        self._routes: dict[tuple[int, ...], _Route | None] = {}
+        self._last: Sequence[Event] = ()
+        self._behind: Sequence[Event] = ()
+        self._n_open = 0
 
     def add(self, ticket: StreamTicket, fence: Fence | None) -> None:
         """Start a submission behind what the device was given so far, and its fence."""
@@ -202,19 +246,205 @@ class _Lane:
                         raise TransferError(
                             f"the fence was not reached in {self._fence_timeout_s} s"
                         )
-                held.ticket.events = self.start(held.ticket, held.behind)
+                held.ticket.events, held.ticket.ends = self.start(held.ticket, held.behind)
             except Exception as error:  # noqa: BLE001 - the ticket carries the error
-                held.ticket.failure, held.ticket.events = error, self.ends()
+                held.ticket.failure, held.ticket.events = error, self.give_up()
             self._held.popleft()
 
-    def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
-        """Submit the copies behind some events; an event for each layer."""
+    def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> tuple[list[Event], list[int]]:
+        """Submit the copies behind some events; `events` and `ends` of the ticket."""
+        self._n_open = 0
+        self.begin(behind)
+        events: list[Event] = []
+        ends: dict[int, int] = {}
+        steps = None if _is_chained(ticket.copies) else self._steps(ticket.copies)
+        if steps is None:
+            self._copy_rows(ticket.copies, events, ends)
+        for step in steps or ():
+            if isinstance(step, _Staged):
+                events += self._stage(step)
+            else:
+                events += self.straight(self._fragmenter.fragments(step.copies))
+            ends.update(dict.fromkeys(step.layers, len(events)))
+        self._last = [self.end()]
+        if not self.announces_layers or not events:
+            events += self._last
+            ends.clear()
+        return events, [ends.get(layer, len(events)) for layer in ticket.layers]
+
+    def begin(self, behind: Sequence[Event]) -> None:
+        """The copies of a submission run behind these events."""
         raise NotImplementedError
+
+    def sides(self, source: T, target: T) -> tuple[T, T]:
+        """The side of the device first, or of these two the source first."""
+        raise NotImplementedError
+
+    def piece_nbytes(self, slab_nbytes: int) -> int:
+        """Most bytes of a slab that are one piece."""
+        raise NotImplementedError
+
+    def straight(self, fragments: Fragments) -> list[Event]:
+        """Move pieces as they are; the events behind them, the last behind all."""
+        raise NotImplementedError
+
+    def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
+        """Fill a part of the ring and empty it.
+
+        Args:
+            part: which.
+            slabs: over the bus.
+            rows: within the device.
+
+        Returns:
+            The events behind all that was submitted for it.
+        """
+        raise NotImplementedError
+
+    def end(self) -> Event:
+        """An event behind all that the submission wrote."""
+        raise NotImplementedError
+
+    def cross(self, fragments: Fragments, behind: Sequence[Event]) -> list[Event]:
+        """Move pieces over the bus, dealt to its streams; the events behind them."""
+        few_nbytes = max(1, self.runtime.sizes.few_nbytes)
+        n_few = 1 + int(fragments.nbytes.sum()) // few_nbytes
+        n = min(len(self.bus), len(fragments.nbytes), n_few)
+        for stream in self.bus[self._n_open : n]:
+            for event in self._behind:
+                stream.wait(event)
+        self._n_open = max(self._n_open, n)
+        events = []
+        for number, stream in enumerate(self.bus[:n]):
+            dealt = fragments if n == 1 else Fragments(*(each[number::n] for each in fragments))
+            stream.move(dealt, behind)
+            events.append(stream.record())
+        return events
+
+    def _copy_rows(
+        self, copies: Sequence[PlaneCopy], events: list[Event], ends: dict[int, int]
+    ) -> None:
+        """Layer by layer on one stream, or copy by copy where one reads the bytes of another."""
+        stream, self._n_open = self.bus[0], 1
+        for event in (*self._behind, *self._last):
+            stream.wait(event)
+        is_chained = _is_chained(copies)
+        for layer, group in groupby(copies, key=lambda copy: copy.layer):
+            some = list(group)
+            events += stream.copy([[copy] for copy in some] if is_chained else [some])
+            ends[layer] = len(events)
+        self.local.wait(stream.record())
+
+    def _steps(self, copies: Sequence[PlaneCopy]) -> list[_Staged | _Straight] | None:
+        """Copies by their ways, first layers first; None where no address reaches some."""
+        sizes = self.runtime.sizes
+        steps: list[_Staged | _Straight] = []
+        straight: list[PlaneCopy] = []
+        for some in by_rows(copies):
+            route = self._route(some)
+            if route is None:
+                return None
+            source_rows, target_rows = (rows.numpy() for rows in some[0][3:5])
+            expect_within(source_rows, route.n_source_rows)
+            expect_within(target_rows, route.n_target_rows)
+            if not len(source_rows):
+                continue
+            if len(source_rows) * route.row_nbytes < sizes.few_nbytes:
+                straight += some
+            else:
+                straight += [some[number] for number in route.straight]
+                rows = self.sides(source_rows, target_rows)
+                steps += [_Staged(slab.layers, slab, *rows) for slab in route.slabs]
+        straight.sort(key=lambda copy: copy.layer)
+        steps += _grouped(straight, sizes.group_nbytes)
+        return sorted(steps, key=lambda step: step.layers[0])
+
+    def _stage(self, step: _Staged) -> Iterator[Event]:
+        """As many rows at a time as fit a part of the ring; the events behind."""
+        assert self.ring is not None
+        slab = step.slab
+        stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
+        n_rows = self.ring.part_nbytes // stride
+        for first in range(0, len(step.on_host), n_rows):
+            on_device, on_host = (each[first : first + n_rows] for each in step[2:])
+            part = self.ring.next()
+            in_ring = part.address + stride * np.arange(len(on_host), dtype=np.int64)
+            slabs = joined(*self.sides(in_ring, slab.host + slab.host_step * on_host), slab.nbytes)
+            planes = (slab.planes + slab.steps * on_device).ravel()
+            lanes = (slab.starts + in_ring).ravel()
+            rows = Fragments(*self.sides(planes, lanes), np.repeat(slab.widths, len(on_host)))
+            yield from self.through_ring(part, slabs, rows)
+
+    def _route(self, copies: Sequence[PlaneCopy]) -> _Route | None:
+        """The ways of planes that are copied together; None where no address reaches some."""
+        key = tuple([id(tensor) for copy in copies for tensor in copy[1:3]])
+        if key not in self._routes:
+            if len(self._routes) >= MOST_KNOWN:
+                self._routes.clear()
+            self._routes[key] = self._new_route(copies)
+        return self._routes[key]
+
+    def _new_route(self, copies: Sequence[PlaneCopy]) -> _Route | None:
+        if any(self.runtime.address(tensor) is None for copy in copies for tensor in copy[1:3]):
+            return None
+        part_nbytes = 0 if self.ring is None else self.ring.part_nbytes
+        most_nbytes = min(part_nbytes, self.runtime.sizes.straight_nbytes - 1)
+        by_memory: dict[tuple[int, int], list[_Plane]] = {}
+        for number, copy in enumerate(copies):
+            on_device, on_host = self.sides(copy.source, copy.target)
+            crosses = _is_on_host(on_host) and not _is_on_host(on_device)
+            if crosses and _row_nbytes(on_host) <= most_nbytes:
+                key = on_host.untyped_storage().data_ptr(), _stride(on_host)
+                plane = _Plane(_start(on_host), _row_nbytes(on_host), number)
+                by_memory.setdefault(key, []).append(plane)
+        found = [
+            pieces
+            for planes in by_memory.values()
+            for run in _runs(planes)
+            for pieces in _cut(run, min(part_nbytes, self.piece_nbytes(_nbytes(run))))
+            if len(pieces) > 1
+        ]
+        staged = {plane.number for pieces in found for plane in pieces}
+        return _Route(
+            copies,
+            [self._slab(pieces, copies) for pieces in found],
+            [number for number in range(len(copies)) if number not in staged],
+            sum(_row_nbytes(copy.source) for copy in copies),
+            min(len(copy.source) for copy in copies),
+            min(len(copy.target) for copy in copies),
+        )
+
+    def _slab(self, planes: Sequence[_Plane], copies: Sequence[PlaneCopy]) -> _Slab:
+        some = [copies[plane.number] for plane in planes]
+        on_device, on_host = zip(*(self.sides(copy.source, copy.target) for copy in some))
+        address = self.runtime.address
+        table = [
+            (address(tensor), _stride(tensor), plane.start - planes[0].start)
+            for tensor, plane in zip(on_device, planes)
+        ]
+        addresses, steps, starts = np.array(table, np.int64).T[:, :, None]
+        return _Slab(
+            tuple(sorted({copy.layer for copy in some})),
+            addresses,
+            steps,
+            starts,
+            np.array([plane.nbytes for plane in planes], np.int64),
+            address(on_host[0]) or 0,
+            _stride(on_host[0]),
+            _nbytes(planes),
+        )
+
+    def give_up(self) -> list[Event]:
+        """A submission failed half way: what comes next waits for all of it; the events behind."""
+        self._last = self.ends()
+        for part in () if self.ring is None else self.ring.parts:
+            part.emptied = self._last
+        return list(self._last)
 
     def ends(self) -> list[Event]:
         """Events behind all that was submitted; none where the device is lost."""
         try:
-            return [stream.record() for stream in self.streams]
+            return [stream.record() for stream in (*self.bus, self.local)]
         except TransferError:
             return []
 
@@ -228,159 +458,170 @@ class _Lane:
 
 
 class _Loads(_Lane):
-    """HOST to DEVICE, layer by layer."""
+    """HOST to DEVICE, first layers first.
 
-    def __init__(self, runtime: StreamRuntime, fence_timeout_s: float) -> None:
-        super().__init__(runtime, fence_timeout_s)
-        self.stream = runtime.stream(Purpose.LOAD_BACK)
-        self.streams = (self.stream,)
+    `local` waits for every piece, so its events are behind all that was submitted before.
+    """
 
-    def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
-        """Straight into place."""
-        for event in behind:
-            self.stream.wait(event)
-        return _copy(self.stream, ticket)
+    over_bus, on_device = Purpose.LOAD_BACK, Purpose.SCATTER
+    announces_layers = True
+
+    def begin(self, behind: Sequence[Event]) -> None:
+        """The scatters wait for what crossed the bus, and so for the same."""
+        self._behind = behind
+
+    def sides(self, source: T, target: T) -> tuple[T, T]:
+        """The target is on the device."""
+        return target, source
+
+    def piece_nbytes(self, slab_nbytes: int) -> int:
+        """As many equal pieces as are not too small."""
+        n_pieces = max(1, slab_nbytes // max(1, self.runtime.sizes.piece_nbytes))
+        return -(-slab_nbytes // n_pieces)
+
+    def straight(self, fragments: Fragments) -> list[Event]:
+        """Into place, behind the scatters of earlier submissions."""
+        crossed = self.cross(fragments, self._last)
+        for event in crossed:
+            self.local.wait(event)
+        return [*crossed, self.local.record()]
+
+    def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
+        """Over the bus, then into place."""
+        full = self.cross(slabs, part.emptied)
+        self.local.move(rows, full)
+        part.emptied = [self.local.record()]
+        return [*full, *part.emptied]
+
+    def end(self) -> Event:
+        """Behind the last scatter, and all that went straight."""
+        return self.local.record()
 
 
 class _Backups(_Lane):
-    """DEVICE to HOST, through the ring where rows are small."""
+    """DEVICE to HOST; layers are announced together."""
 
-    def __init__(self, runtime: StreamRuntime, fence_timeout_s: float) -> None:
-        super().__init__(runtime, fence_timeout_s)
-        self.stream = runtime.stream(Purpose.BACKUP)
-        self._gathers = runtime.stream(Purpose.GATHER)
-        self.streams = (self._gathers, self.stream)
-        self._ring = _Ring(runtime, runtime.sizes.ring_nbytes)
-        self._layouts: dict[tuple[int, ...], _Layout] = {}
+    over_bus, on_device = Purpose.BACKUP, Purpose.GATHER
+    announces_layers = False
 
-    def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> list[Event]:
-        """Gathered, or straight where rows are large or not a slab's."""
+    def begin(self, behind: Sequence[Event]) -> None:
+        """The gathers of one submission may run beside the copies of the one before."""
         for event in behind:
-            self.stream.wait(event)
-            self._gathers.wait(event)
-        slabs = self._slabs(ticket.copies)
-        if slabs is None:
-            return _copy_at_once(self.stream, ticket)
-        parts: list[Event] = []
-        for slab in slabs:
-            if len(slab.copies) > 1:
-                parts += self._copy_slab(slab)
-            else:
-                parts += self.stream.copy([slab.copies])
-        return [*[self.stream.record()] * len(ticket.layers), *parts]
+            self.local.wait(event)
+        self._behind = [*behind, *self._last]
 
-    def _slabs(self, copies: Sequence[PlaneCopy]) -> list[_Slab] | None:
-        """The copies by the host memory that they fill side by side; None to copy straight."""
-        slabs: dict[tuple[int, int, int], list[PlaneCopy]] = {}
-        for copy in copies:
-            target = copy.target
-            is_backup = target.device.type == "cpu" and copy.source.device.type != "cpu"
-            if not is_backup or _row_nbytes(copy) >= self.runtime.sizes.straight_nbytes:
-                return None
-            key = (target.untyped_storage().data_ptr(), _stride(copy), id(copy.target_rows))
-            slabs.setdefault(key, []).append(copy)
-        return [run for each in slabs.values() for run in _runs(each, self._ring.part_nbytes)]
+    def sides(self, source: T, target: T) -> tuple[T, T]:
+        """The source is on the device."""
+        return source, target
 
-    def _copy_slab(self, slab: _Slab) -> list[Event]:
-        """Through the ring, as many rows at a time as fit a part of it; the events behind each."""
-        events: list[Event] = []
-        layout = self._layout(slab)
-        rows, n_rows = slab.copies[0].target_rows, layout.n_rows
-        for first in range(0, len(rows), n_rows):
-            some = slice(first, min(first + n_rows, len(rows)))
-            all_rows = torch.arange(some.stop - first)
-            part = self._ring.next()
-            if part.emptied is not None:
-                self._gathers.wait(part.emptied)
-            filled, lanes = layout.of(part)
-            read: dict[int, torch.Tensor] = {}  # planes that have their rows in common keep them so
-            gathered = []
-            for copy, source, into in zip(slab.copies, layout.sources, lanes):
-                source_rows = read.get(id(copy.source_rows))
-                if source_rows is None:
-                    source_rows = read[id(copy.source_rows)] = copy.source_rows[some]
-                gathered.append(PlaneCopy(copy.layer, source, into, source_rows, all_rows))
-            (full,) = self._gathers.copy([gathered])
-            self.stream.wait(full)
-            whole = PlaneCopy(slab.copies[0].layer, filled, layout.target, all_rows, rows[some])
-            (part.emptied,) = self.stream.copy([[whole]])
-            events += (full, part.emptied)
-        return events
+    def piece_nbytes(self, slab_nbytes: int) -> int:
+        """All of it."""
+        return slab_nbytes
 
-    def _layout(self, slab: _Slab) -> _Layout:
-        key = tuple([id(tensor) for copy in slab.copies for tensor in copy[1:3]])
-        known = self._layouts.get(key)
-        if known is None:
-            if len(self._layouts) >= MOST_KNOWN:
-                self._layouts.clear()
-            known = self._layouts[key] = _Layout(slab, self._ring.part_nbytes)
-        return known
+    def straight(self, fragments: Fragments) -> list[Event]:
+        """To the host."""
+        return self.cross(fragments, ())
+
+    def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
+        """Side by side, then over the bus."""
+        self.local.move(rows, part.emptied)
+        full = [self.local.record()]
+        part.emptied = self.cross(slabs, full)
+        return [*full, *part.emptied]
+
+    def end(self) -> Event:
+        """Behind all streams that the submission went to."""
+        first, *others = self.bus
+        for stream in others[: self._n_open - 1]:
+            first.wait(stream.record())
+        return first.record()
+
+
+class _Staged(NamedTuple):
+    """Rows that go through the ring.
+
+    Attributes:
+        layers: that they belong to.
+        slab: the planes.
+        on_device, on_host: which rows.
+    """
+
+    layers: Sequence[int]
+    slab: _Slab
+    on_device: Numbers
+    on_host: Numbers
+
+
+class _Straight(NamedTuple):
+    """Copies that cross the bus as they are, and their layers."""
+
+    layers: Sequence[int]
+    copies: list[PlaneCopy]
 
 
 class _Slab(NamedTuple):
-    """Planes that lie side by side in rows of host memory.
+    """Planes that lie side by side in rows of host memory, as addresses.
 
     Attributes:
-        copies: their copies, in the order of the bytes.
-        start: the first byte of row 0 in its memory.
-        nbytes: of a row.
+        layers: whose planes they are, ascending.
+        planes: of row 0 of each plane on the device, int64 `[n_planes, 1]`.
+        steps: from row to row there, likewise.
+        starts: of each plane in a slab, likewise.
+        widths: bytes of a row of each plane, int64 `[n_planes]`.
+        host: of slab 0.
+        host_step: from slab to slab.
+        nbytes: of a slab.
     """
 
-    copies: list[PlaneCopy]
-    start: int
+    layers: Sequence[int]
+    planes: Numbers
+    steps: Numbers
+    starts: Numbers
+    widths: Numbers
+    host: int
+    host_step: int
     nbytes: int
 
 
-class _Layout:
-    """Tensors that copies of a slab's planes need each time, made once.
+class _Route(NamedTuple):
+    """The ways of planes that are copied together again and again.
 
     Attributes:
-        n_rows: that a part of the ring has room for.
-        sources: the planes, as elements of the target's.
-        target: the host's rows, all planes side by side, uint8 `[n_rows, nbytes]`.
+        copies: keep the tensors, and so their `id`s and addresses.
+        slabs: those that go through the ring.
+        straight: numbers of the other copies.
+        row_nbytes: of a row of all planes.
+        n_source_rows, n_target_rows: rows that every plane has.
     """
 
-    def __init__(self, slab: _Slab, part_nbytes: int) -> None:
-        self._stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
-        self._nbytes = slab.nbytes
-        self.n_rows = part_nbytes // self._stride
-        self._targets = [copy.target for copy in slab.copies]
-        self._starts = [_start(copy) - slab.start for copy in slab.copies]
-        self._planes = [copy.source for copy in slab.copies]  # so that their `id`s stay theirs
-        self.sources = [_as(copy.source, copy.target.dtype) for copy in slab.copies]
-        first = slab.copies[0]
-        self.target = torch.empty(0, dtype=torch.uint8).set_(
-            first.target.untyped_storage(),
-            slab.start,
-            (len(first.target), slab.nbytes),
-            (_stride(first), 1),
-        )
-        self._parts: dict[int, tuple[torch.Tensor, list[torch.Tensor]]] = {}
+    copies: Sequence[PlaneCopy]
+    slabs: list[_Slab]
+    straight: list[int]
+    row_nbytes: int
+    n_source_rows: int
+    n_target_rows: int
 
-    def of(self, part: _Part) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Rows of a part of the ring, uint8 `[n_rows, nbytes]`, and in them those of each plane."""
-        known = self._parts.get(id(part))
-        if known is None:
-            rows = part.memory[: self.n_rows * self._stride].view(self.n_rows, self._stride)
-            lanes = []
-            for target, start in zip(self._targets, self._starts):
-                at = start // target.element_size()
-                lanes.append(rows.view(target.dtype)[:, at : at + target.shape[1]])
-            known = self._parts[id(part)] = rows[:, : self._nbytes], lanes
-        return known
+
+class _Plane(NamedTuple):
+    """A plane of host memory: its first byte there, bytes of a row, number of its copy."""
+
+    start: int
+    nbytes: int
+    number: int
 
 
 class _Part:
-    """A part of the ring.
+    """A part of a ring.
 
     Attributes:
         memory: uint8 `[nbytes]`.
-        emptied: the event behind which it can be filled again; None if it never was.
+        address: of its first byte.
+        emptied: the events behind which it can be filled again.
     """
 
-    def __init__(self, memory: torch.Tensor) -> None:
-        self.memory = memory
-        self.emptied: Event | None = None
+    def __init__(self, memory: torch.Tensor, address: int) -> None:
+        self.memory, self.address = memory, address
+        self.emptied: Sequence[Event] = ()
 
 
 class _Ring:
@@ -388,73 +629,89 @@ class _Ring:
 
     Args:
         runtime: the device.
-        nbytes: of all parts.
+        direction: names it in messages.
     """
 
-    def __init__(self, runtime: StreamRuntime, nbytes: int) -> None:
-        self.part_nbytes = nbytes // N_PARTS // ALIGNMENT * ALIGNMENT
-        self._parts = deque(
-            _Part(runtime.zeros((self.part_nbytes,), torch.uint8, f"part {number} of the ring"))
-            for number in range(N_PARTS)
-        )
+    def __init__(self, runtime: StreamRuntime, direction: str) -> None:
+        self.part_nbytes = runtime.sizes.ring_nbytes // N_PARTS // ALIGNMENT * ALIGNMENT
+        self.nbytes = N_PARTS * self.part_nbytes
+        self.parts: deque[_Part] = deque()
+        for number in range(N_PARTS):
+            label = f"part {number} of the ring of {direction}"
+            memory = runtime.zeros((self.part_nbytes,), torch.uint8, label)
+            self.parts.append(_Part(memory, runtime.address(memory) or 0))
 
     def next(self) -> _Part:
         """The part that was handed out longest ago."""
-        self._parts.rotate(-1)
-        return self._parts[-1]
+        self.parts.rotate(-1)
+        return self.parts[-1]
 
 
-def _copy(stream: Stream, ticket: Ticket) -> list[Event]:
-    """Submit copies layer by layer, or one by one where one reads the bytes of another."""
-    groups = [list(group) for _, group in groupby(ticket.copies, key=lambda copy: copy.layer)]
-    if not _is_chained(ticket):
-        return stream.copy(groups)
-    chains = [stream.copy([[copy] for copy in group]) for group in groups]
-    return [*(chain[-1] for chain in chains), *(event for chain in chains for event in chain[:-1])]
+def _is_chained(copies: Sequence[PlaneCopy]) -> bool:
+    """Whether one reads the bytes of another."""
+    sources = {id(copy.source) for copy in copies}
+    return any(id(copy.target) in sources for copy in copies)
 
 
-def _as(plane: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return plane if plane.dtype == dtype else plane.view(dtype)
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
 
 
-def _copy_at_once(stream: Stream, ticket: Ticket) -> list[Event]:
-    """The same where nobody waits for a layer."""
-    if _is_chained(ticket) or not ticket.copies:
-        return _copy(stream, ticket)
-    return stream.copy([ticket.copies]) * len(ticket.layers)
+def _row_nbytes(plane: torch.Tensor) -> int:
+    return plane.shape[1] * plane.element_size()
 
 
-def _is_chained(ticket: Ticket) -> bool:
-    sources = {id(copy.source) for copy in ticket.copies}
-    return any(id(copy.target) in sources for copy in ticket.copies)
+def _stride(plane: torch.Tensor) -> int:
+    """Bytes from row to row."""
+    return plane.stride(0) * plane.element_size()
 
 
-def _row_nbytes(copy: PlaneCopy) -> int:
-    return copy.target.shape[1] * copy.target.element_size()
+def _start(plane: torch.Tensor) -> int:
+    """The first byte of row 0 in its memory."""
+    return int(plane.storage_offset()) * plane.element_size()
 
 
-def _stride(copy: PlaneCopy) -> int:
-    """Bytes from row to row of the target."""
-    return copy.target.stride(0) * copy.target.element_size()
+def _nbytes(planes: Sequence[_Plane]) -> int:
+    """Of planes that touch."""
+    return planes[-1].start + planes[-1].nbytes - planes[0].start
 
 
-def _start(copy: PlaneCopy) -> int:
-    """The first byte of the target's row 0 in its memory."""
-    return int(copy.target.storage_offset()) * copy.target.element_size()
-
-
-def _runs(copies: Sequence[PlaneCopy], most_nbytes: int) -> Iterator[_Slab]:
-    """Copies into the same rows of the same memory, joined where their bytes touch."""
-    run: list[PlaneCopy] = []
-    start = end = 0
-    for copy in sorted(copies, key=_start):
-        at, nbytes = _start(copy), _row_nbytes(copy)
-        if run and (at != end or at + nbytes - start > most_nbytes):
-            yield _Slab(run, start, end - start)
+def _runs(planes: Iterable[_Plane]) -> Iterator[list[_Plane]]:
+    """Planes whose bytes touch together, in the order of the bytes."""
+    run: list[_Plane] = []
+    for plane in sorted(planes):
+        if run and plane.start != run[-1].start + run[-1].nbytes:
+            yield run
             run = []
-        if not run:
-            start = at
-        run.append(copy)
-        end = at + nbytes
-    if run:
-        yield _Slab(run, start, end - start)
+        run.append(plane)
+    yield run
+
+
+def _cut(run: Sequence[_Plane], most_nbytes: int) -> Iterator[list[_Plane]]:
+    """Planes of a run together as long as they have not more bytes than this, one at least."""
+    some: list[_Plane] = []
+    for plane in run:
+        if some and _nbytes([*some[:1], plane]) > most_nbytes:
+            yield some
+            some = []
+        some.append(plane)
+    yield some
+
+
+def _grouped(copies: Sequence[PlaneCopy], least_nbytes: int) -> Iterator[_Straight]:
+    """Copies of whole layers, in the order of the layers, together until they have these bytes."""
+    some: list[PlaneCopy] = []
+    nbytes = 0
+    for _, layer in groupby(copies, key=lambda copy: copy.layer):
+        if nbytes >= least_nbytes:
+            yield _straight(some)
+            some, nbytes = [], 0
+        for copy in layer:
+            some.append(copy)
+            nbytes += _row_nbytes(copy.source) * len(copy.source_rows)
+    if some:
+        yield _straight(some)
+
+
+def _straight(copies: list[PlaneCopy]) -> _Straight:
+    return _Straight(sorted({copy.layer for copy in copies}), copies)

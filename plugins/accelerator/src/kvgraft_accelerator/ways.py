@@ -1,13 +1,14 @@
-"""Which call moves which rows.
+"""Which call moves which pieces.
 
 Three ways, of which a device has one or more. The driver's *batched* call leaves the processors of
-a GPU alone and is as fast as the bus for large pieces. A *kernel* is faster for many small ones,
-and for copies within the device. *Plain* copies of torch's are everywhere.
+a GPU alone and is as fast as the bus for large pieces. A *kernel* copies within the device, and
+many small pieces over the bus; there it slows down what computes beside it. *Plain* copies of
+torch's are everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -26,12 +27,15 @@ FEWEST = 16
 class Way(Protocol):
     """A call that takes many copies."""
 
-    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
+    def __call__(
+        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+    ) -> None:
         """Submit copies of pieces, which run in any order; the arrays may change afterwards.
 
         Args:
             fragments: at least one, none empty.
             stream: torch's current one.
+            behind: events that the stream waits for first, with the copies at the latest.
         """
 
 
@@ -83,10 +87,18 @@ class BatchedCopies:
 
     def __init__(self, driver: CudaDriver) -> None:
         self._driver = driver
+        self._handles: dict[int, int] = {}
 
-    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
+    def __call__(
+        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+    ) -> None:
         """Submit them; see `Way`."""
-        self._driver.copy_batch(fragments, self.handle(stream))
+        for event in behind:
+            stream.wait_event(event)
+        handle = self._handles.get(stream.stream_id)
+        if handle is None:
+            handle = self._handles[stream.stream_id] = self.handle(stream)
+        self._driver.copy_batch(fragments, handle)
 
     def handle(self, stream: torch.Stream) -> int:
         """The driver's name for a stream."""

@@ -28,8 +28,15 @@ Rows = tuple[torch.Tensor, "torch.Tensor | None"]
 Choose = Callable[[int], int]
 """Chooses one of `n` ways to go on; 0 is always the latest."""
 
-SMALL = CopySizes(ring_nbytes=3072, straight_nbytes=512)
-"""For pools of some kilobytes."""
+SMALL = CopySizes(
+    ring_nbytes=3072,
+    straight_nbytes=512,
+    piece_nbytes=128,
+    group_nbytes=256,
+    few_nbytes=100,
+    n_streams=2,
+)
+"""For pools of some kilobytes: every way is taken, and rings go round."""
 
 PAGE_NBYTES = 4096
 """Memories begin at multiples of it, and do not touch."""
@@ -61,12 +68,14 @@ class SimulatedDevice:
         sizes: when copies take which way.
 
     Attributes:
+        stages: true: small rows go through a ring.
         schedule: the steps that ran, in order, in words.
         host_clock: what the host knows to have happened.
     """
 
     def __init__(self, choose: Choose = latest, sizes: CopySizes = SMALL) -> None:
         self.sizes = sizes
+        self.stages = True
         self.device = torch_device(SIMULATED)
         self.choose = choose
         self.streams: list[SimulatedStream] = []
@@ -181,9 +190,18 @@ class SimulatedDevice:
                 self._submit_group(stream, group, [self._move(copy) for copy in group])
                 yield
         else:
-            for group, fragments in zip(groups, self._fragmenter.of_groups(groups)):
+            for group in groups:
+                fragments = self._fragmenter.fragments(group)
                 self._submit_group(stream, group, self._moves(fragments))
                 yield
+
+    def submit_wait(self, stream: SimulatedStream) -> None:
+        """Queue work that does nothing, behind the events that the stream waits for."""
+        self._submit(stream, "wait", lambda _: None)
+
+    def submit_moves(self, stream: SimulatedStream, fragments: Fragments) -> None:
+        """Queue copies of pieces."""
+        self._submit_moves(stream, stream.purpose.value, self._moves(fragments))
 
     def _submit_group(
         self,
@@ -196,18 +214,32 @@ class SimulatedDevice:
             f"{'copy' if stream.purpose is Purpose.COMPUTE else stream.purpose.value} of {layers}"
         )
 
+        self._submit_moves(stream, label, moves)
+        if any(self._is_pageable(copy.target) for copy in copies):
+            stream.record().wait()
+
+    def _submit_moves(
+        self, stream: SimulatedStream, label: str, moves: Sequence[Callable[[Work], None]]
+    ) -> None:
+        """Queue them as one work, in either order."""
+
         def run(work: Work) -> None:
             for move in moves if self.choose(2) == 0 else reversed(moves):
                 move(work)
 
         self._submit(stream, label, run)
-        if any(self._is_pageable(copy.target) for copy in copies):
-            stream.record().wait()
+
+    def address(self, tensor: torch.Tensor) -> int | None:
+        """An address that only this device knows; None of pageable memory."""
+        memory = self._memory_of(_plain(tensor))
+        if memory is None:
+            return None
+        return memory.address + int(tensor.storage_offset()) * tensor.element_size()
 
     def _address(self, tensor: torch.Tensor) -> int:
-        memory = self._memory_of(_plain(tensor))
-        assert memory is not None, "pageable"
-        return memory.address + int(tensor.storage_offset()) * tensor.element_size()
+        address = self.address(tensor)
+        assert address is not None, "pageable"
+        return address
 
     def _moves(self, fragments: Fragments) -> list[Callable[[Work], None]]:
         """The fragments, those between the same two memories and of one size together."""

@@ -76,7 +76,7 @@ class Unordered(NamedTuple):
             return "M8"  # a copy within a pool left the stream of the other kernels
         if first in (Purpose.BACKUP, Purpose.GATHER):
             return "B3"  # its source, or its target, is used before it is acknowledged
-        if first is Purpose.LOAD_BACK:
+        if first in (Purpose.LOAD_BACK, Purpose.SCATTER):
             return "L8" if self.first.writes and self.second.writes else "R7"
         return "B4"
 

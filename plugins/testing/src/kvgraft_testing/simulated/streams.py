@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.devices import PlaneCopy
 from kvgraft.errors import TransferError
+from kvgraft_accelerator.fragments import Fragments
 from kvgraft_accelerator.protocol import Event, Purpose
 from kvgraft_testing.simulated.ordering import Clock, join
 
@@ -119,9 +120,17 @@ class SimulatedStream:
             events.append(self.record())
         return events
 
+    def move(self, fragments: Fragments, behind: Sequence[Event] = ()) -> None:
+        """Queue copies of pieces behind some events."""
+        for event in behind:
+            self.wait(event)
+        self.device.submit_moves(self, fragments)
+
     def record(self) -> SimulatedEvent:
         """An event behind all that was submitted so far."""
         self.device.expect_alive()
+        if self._after:  # the event is behind what the stream waits for
+            self.device.submit_wait(self)
         event = SimulatedEvent(self, self._recorded)
         self._recorded = self.submitted
         return event
