@@ -419,21 +419,13 @@ def by_tier(run: Run, prompt: list[int]) -> Reused:
     _, found.answers["computed again"] = answer(engine, prompt)
     other = [*extent.tokens(model, extent.prompt - 16), *prompt[-16:]]
     _, found.answers["another prefix"] = answer(engine, other)
-    found.seconds["computed"] = extent.seconds(
-        lambda: ask(engine, extent.tokens(model, extent.prompt))
-    )
-    engine.memory.cache.clear()
-    ask(engine, prompt)
-    found.seconds["DEVICE"] = extent.seconds(lambda: ask(engine, prompt))
+    seconds, found.nbytes["HOST"] = from_tiers(extent, engine, prompt)
+    found.seconds.update(seconds)
+    report.expect(f"{name}: the prompt came from HOST", met=found.nbytes["HOST"] > 0)
     _, found.answers["DEVICE"] = answer(engine, prompt)
     to_host(engine)
-    before = nbytes_loaded(engine)
-    loaded = ask(engine, prompt)
-    found.nbytes["HOST"] = nbytes_loaded(engine) - before
-    report.expect(f"{name}: the prompt came from HOST", met=loaded.host_tokens > 0)
-    found.seconds["HOST"] = extent.seconds(lambda: ask(engine, prompt), lambda: to_host(engine))
-    to_host(engine)
-    _, found.answers["HOST"] = answer(engine, prompt)
+    said, found.answers["HOST"] = answer(engine, prompt)
+    assert said.host_tokens
     engine.close()
     return found
 
@@ -502,43 +494,54 @@ def choice(run: Run) -> None:
     """Prefixes on HOST: what load-or-recompute chooses, and what either way takes."""
     model, extent, report, name, speeds, _ = run
     prefill = extent.seconds(plain_prefill(model, extent, extent.prompt, extent.chunk))
-    load = {"bandwidth_bytes_s": speeds["HOST"], "prefill_tokens_s": extent.prompt / prefill}
-    print(f"{name}: load={load}")
-    engine = open_engine(model, extent, 8, load=load)
+    loads = open_engine(model, extent, 4)
+    tokens = extent.tokens(model, 4 * 16)
+    here, _ = from_tiers(extent, loads, tokens)
+    load = {
+        "bandwidth_bytes_s": speeds["HOST"],
+        "prefill_tokens_s": extent.prompt / prefill,
+        "latency_s": max(0.0, here["HOST"] - here["DEVICE"]),
+    }
+    report.add("choice", f"{name}: load", **load)
+    print(f"{name}: load={load}", flush=True)
+    chooses = open_engine(model, extent, 4, load=load)
     rows = []
     for length in extent.lengths:
-        engine.memory.cache.clear()
-        tail = extent.tokens(model, 16)
-        prefix = extent.tokens(model, length)
-        computed = extent.seconds(lambda: ask(engine, [*extent.tokens(model, length), *tail]))  # noqa: B023
-        engine.memory.cache.clear()
-        ask(engine, [*prefix, *tail])
-        before = nbytes_loaded(engine)
-        to_host(engine)
-        generation = ask(engine, [*prefix, *tail])
-        nbytes = nbytes_loaded(engine) - before
-        loads = generation.host_tokens > 0
-        took = extent.seconds(lambda: ask(engine, [*prefix, *tail]), lambda: to_host(engine))  # noqa: B023
-        chose = "load" if loads else "compute"
-        right = not loads or took < computed * 1.1
-        rows.append(
-            [
-                f"{length}",
-                f"{nbytes:,}",
-                chose,
-                f"{1e3 * nbytes / speeds['HOST']:.2f}",
-                f"{1e3 * length / load['prefill_tokens_s']:.2f}",
-                f"{1e3 * took:.1f}",
-                f"{1e3 * computed:.1f}",
-            ]
+        prompt = extent.tokens(model, length + 16)
+        chooses.memory.cache.clear()
+        ask(chooses, prompt)
+        to_host(chooses)
+        chose = "load" if ask(chooses, prompt).host_tokens else "compute"
+        times, nbytes = from_tiers(extent, loads, prompt)
+        took, other = times["HOST"], times["computed"]
+        if chose == "compute":
+            took, other = other, took
+        estimates = (
+            load["latency_s"] + nbytes / load["bandwidth_bytes_s"],
+            length / load["prefill_tokens_s"],
         )
-        numbers = {"nbytes": nbytes, "seconds": took, "computed_s": computed}
-        report.add("choice", f"{name}: {length}", chose=chose, **numbers)
-        what = f"{name}: {length} tokens on HOST: {chose} was the faster way"
-        report.expect(what, met=right, timed=True)
-    engine.close()
-    head = [f"{name}: tokens on HOST", "bytes", "chose", "estimated load, ms", "computing"]
-    grid([*head, "took, ms", "computed, ms"], rows)
+        seconds = (*estimates, times["HOST"], times["computed"])
+        rows.append([f"{length}", f"{nbytes:,}", chose, *(f"{1e3 * each:.2f}" for each in seconds)])
+        report.add("choice", f"{name}: {length}", chose=chose, nbytes=nbytes, **times)
+        what = f"{name}: {length} tokens on HOST: {chose} in {took:.4f} s, not {other:.4f} s"
+        report.expect(what, met=took < 1.1 * other, timed=True)
+    loads.close()
+    chooses.close()
+    head = [f"{name}: tokens on HOST", "bytes", "chose", "load, as estimated, ms", "compute"]
+    grid([*head, "load, ms", "compute"], rows)
+
+
+def from_tiers(extent: Extent, engine: Engine, prompt: list[int]) -> tuple[dict[str, float], int]:
+    """Seconds to the first token by where the prompt is; bytes that come from HOST."""
+    cache = engine.memory.cache
+    times = {"computed": extent.seconds(lambda: ask(engine, prompt), cache.clear)}
+    times["DEVICE"] = extent.seconds(lambda: ask(engine, prompt))
+    to_host(engine)
+    before = nbytes_loaded(engine)
+    ask(engine, prompt)
+    nbytes = nbytes_loaded(engine) - before
+    times["HOST"] = extent.seconds(lambda: ask(engine, prompt), lambda: to_host(engine))
+    return times, nbytes
 
 
 # -- many at once

@@ -252,7 +252,8 @@ class Session:
         """
         self._in_pieces = True
         start = self.computed
-        self.key.extend(tokens[self.key.n_tokens - start :])
+        if unknown := tokens[self.key.n_tokens - start :]:
+            self.key.extend(unknown)
         if self.memory.sparse is not None:
             self._read_host_pages(self.memory.sparse)
             self.rows_dense += self.memory.n_sparse_layers * start
