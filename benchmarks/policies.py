@@ -16,10 +16,10 @@ from _measure import Unit, arguments, grid, heading
 
 from kvgraft.policies import EvictionPolicy
 from kvgraft.policies.density import COARSER, Density
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.policies.prefixes import N_BINS
 from kvgraft.policies.rates import Rates
+from kvgraft.policies.recency import LeastRecentlyUsed
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.tree.ledger import Ledger
 from kvgraft.types import Tier

@@ -155,6 +155,10 @@ def once(found: list[Command]) -> list[Command]:
     )
 
 
+PROGRESS = re.compile(r"kvgraft: [\d,]+ of [\d,]+ requests in \d+ s")
+"""What a replay says of itself where a machine is so busy that it takes half a minute."""
+
+
 @pytest.mark.parametrize(
     "command",
     [
@@ -167,7 +171,8 @@ def test_a_command_runs_and_shows_these_lines(command: Command, tmp_path: Path) 
     tool, name, *arguments = shlex.split(command.text, comments=True)
     assert tool == "kvgraft", "run it here, or say in LEFT_OUT why it cannot run"
     done = run_forked(KVGRAFT, name, *arguments, *ALONE.get(name, ()), cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
+    told = [line for line in done.stderr.splitlines() if not PROGRESS.fullmatch(line)]
+    assert (done.returncode, told) == (0, [])
     printed = [line.rstrip() for line in done.stdout.splitlines()]
     shapes = {shape(line) for line in printed}
     shown = [line for line in command.shown if line != "..."]

@@ -15,9 +15,8 @@ from kvgraft.optional import Published
 from kvgraft.packages import registry as packages
 from kvgraft.policies import Hint, Order, Pool, Use
 from kvgraft.policies.density import Density
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import class_of
-from kvgraft.policies.recency import RecencyQueue
+from kvgraft.policies.recency import LeastRecentlyUsed, RecencyQueue
 from kvgraft_testing.policies import check_policy
 
 from .publishing import publish

@@ -10,9 +10,8 @@ import pytest
 from kvgraft import Cache, ContractViolation, LeaseError, TokenKey
 from kvgraft.optional import Published
 from kvgraft.policies import Hint, Pool, Use
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import class_of
-from kvgraft.policies.recency import RecencyQueue
+from kvgraft.policies.recency import LeastRecentlyUsed, RecencyQueue
 from kvgraft_storage.tier.fetching import Phase
 
 from ..serving.setups import installed

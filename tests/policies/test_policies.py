@@ -10,7 +10,7 @@ from kvgraft import Cache, ConfigError, TokenKey
 from kvgraft.optional import Published
 from kvgraft.packages.registry import BUILT_IN, load_policy
 from kvgraft.policies import Hint
-from kvgraft.policies.lru import LeastRecentlyUsed
+from kvgraft.policies.recency import LeastRecentlyUsed
 from kvgraft_testing.policies import check_policy
 
 from ..serving import life

@@ -141,7 +141,7 @@ class Serving:
         self._make: Callable[..., Any] = parts.make
         self._stepper: Any = None
         self._pending: Any = None
-        load_if_installed("steps", "pending", "ready")  # not in the first call that needs one
+        load_if_installed("steps", "pending")  # not in the first call that needs one
         self.guard = parts.ready(self)
 
     @property

@@ -23,7 +23,7 @@ from .greedy import best_tokens
 from .test_worker import BODY, serve
 
 POLICY = """
-from kvgraft.policies.lru import LeastRecentlyUsed
+from kvgraft.policies.recency import LeastRecentlyUsed
 
 class Thrown(LeastRecentlyUsed):
     name, classifies = "thrown", True

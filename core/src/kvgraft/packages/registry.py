@@ -369,7 +369,7 @@ POLICY_GROUP = "kvgraft.policies"
 
 BUILT_IN = {
     "density": "kvgraft.policies.density:Density",
-    "lru": "kvgraft.policies.lru:LeastRecentlyUsed",
+    "lru": "kvgraft.policies.recency:LeastRecentlyUsed",
 }
 """The core's own, imported when they are named."""
 

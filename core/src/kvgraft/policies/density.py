@@ -23,11 +23,11 @@ from kvgraft.policies.policy import (
     Pool,
     Use,
     class_of,
+    prefix_sums,
 )
 from kvgraft.policies.prefixes import N_BINS, OLDEST, YOUNGEST, Prefixes, Visit, bin_of
 from kvgraft.policies.rates import Rates
 from kvgraft.policies.recency import LEFT_BEHIND, RecencyQueue
-from kvgraft.policies.sums import prefix_sums
 from kvgraft.types import Tier
 
 AGAIN: Final = 1

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
+import xxhash
+
 from kvgraft.types import Tier
 
 CLASS_BITS: Final = 8
@@ -69,7 +71,7 @@ class Use:
         allocated: slots that the base component's DEVICE pool has given out so far: the policy's
             clock, the same on every rank. It goes on between the calls.
         sums: checksums of the sequence's prefixes as far as they are known; they stay with its
-            key. Ask `kvgraft.policies.sums.prefix_sums` for them.
+            key. Ask `prefix_sums` for them.
 
     Attributes:
         memo: what the policy's `classify` returned for this request, for its own use.
@@ -166,3 +168,41 @@ class EvictionPolicy(Protocol):
 
     def describe(self, use_class: int) -> str:
         """A class in words, for reports; empty where there is but one."""
+
+
+# Checksums name the prefixes of a sequence, for policies that remember what they have seen. That of
+# a piece follows that of the piece before, so that it names the whole prefix. Two prefixes of one
+# checksum are a wrong count, no more: hashes of stores and events are SHA-256, as theirs would be
+# another's data.
+
+PIECE_BYTES: Final = PIECE_TOKENS * 4
+
+digest: Final[Any] = xxhash.xxh3_64_intdigest
+
+
+def prefix_sums(use: Use, n_tokens: int) -> list[int]:
+    """The checksums of the prefixes of 1,024 tokens, 2,048 and so on, up to `n_tokens`.
+
+    Namespaces share none, but those that are no int, text or bytes, nor a tuple of these, count
+    as one. Only pieces that the key was not asked for before are read. 64 bits each, the same on
+    every rank.
+    """
+    sums = use.sums
+    n_pieces = n_tokens // PIECE_TOKENS
+    if len(sums) < n_pieces:
+        last = sums[-1] if sums else 0
+        with memoryview(use.tokens) as tokens:  # its slices copy nothing
+            for at in range(len(sums) * PIECE_BYTES, n_pieces * PIECE_BYTES, PIECE_BYTES):
+                last = digest(tokens[at : at + PIECE_BYTES], last)
+                sums.append(last)
+    if use.namespace is None:
+        return sums[:n_pieces]
+    salt = digest(_named(use.namespace).encode())
+    return [each ^ salt for each in sums[:n_pieces]]
+
+
+def _named(namespace: object) -> str:
+    """A namespace's text, the same on every rank; of objects that have none it is empty."""
+    if isinstance(namespace, tuple):
+        return f"({','.join(map(_named, namespace))})"
+    return repr(namespace) if isinstance(namespace, (str, int, bytes)) else ""

@@ -1,6 +1,6 @@
 """Prefixes that were seen, also those that were evicted since, and how they came back.
 
-A bounded directory holds the checksum of each prefix, see `kvgraft.policies.sums`, with its last
+A bounded directory holds the checksum of each prefix, see `kvgraft.policies.policy`, with its last
 use. Of some, at least one in sixteen, the class of that use and its age are kept: from these the
 policy learns how likely data of a class comes back at an age. The garbage collector visits none.
 """

@@ -1,4 +1,4 @@
-"""Eviction candidates in least-recently-used order.
+"""Eviction candidates in least-recently-used order, and the policy `lru`.
 
 One heap over everything would cost O(log candidates) cache misses a victim: at a million nodes ten
 times the cost at a thousand. So candidates lie sorted in chunks: nearly all are entered at the end,
@@ -17,6 +17,7 @@ from gc import is_tracked
 from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
+from kvgraft.policies.policy import Hint, Pool, Use
 
 MOST_IN_CHUNK: Final = 256
 """Entries; a fuller chunk is cut in two."""
@@ -178,3 +179,37 @@ class RecencyQueue:
         at = len(stamps) // 2 if chunk + 1 < len(self._firsts) else len(stamps) - 1
         self._add(chunk + 1, stamps[at:], nodes[at:])
         del stamps[at:], nodes[at:]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LeastRecentlyUsed:
+    """Least recently used first; all requests are of one class."""
+
+    name = "lru"
+    classifies = False
+
+    def order(self, pool: Pool) -> RecencyQueue:
+        """A queue by stamps."""
+        del pool
+        return RecencyQueue()
+
+    def opened(self, base_tokens: int) -> None:
+        """Nothing depends on sizes."""
+
+    def classify(self, use: Use) -> tuple[int, Any]:
+        """One class for all."""
+        del use
+        return 0, None
+
+    def admitted(self, use: Use, stamp: int) -> None:
+        """Nothing is noted."""
+
+    def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
+        """One class for all."""
+        del use, stamp, hint
+        return 0
+
+    def describe(self, use_class: int) -> str:
+        """Nothing: there is one class."""
+        del use_class
+        return ""

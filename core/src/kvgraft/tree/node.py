@@ -11,8 +11,8 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 from kvgraft.compiled import mypyc_attr
+from kvgraft.policies.policy import digest
 from kvgraft.policies.recency import untrack
-from kvgraft.policies.sums import digest
 from kvgraft.types import PointKind
 
 if TYPE_CHECKING:

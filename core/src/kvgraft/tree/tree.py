@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, ContractViolation
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
-from kvgraft.policies.recency import FIRST_USE
+from kvgraft.policies.recency import FIRST_USE, LeastRecentlyUsed
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import TOKEN_BYTES

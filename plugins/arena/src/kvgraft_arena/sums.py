@@ -2,7 +2,7 @@
 
 A sum depends on the tokens before the boundary and their places, so it is the same for a node that
 was evicted and for a prompt that would have found it. Numbers of 64 bits: two prefixes with one sum
-are a hit too many in a count. Those of policies (`kvgraft.policies.sums`) name a prefix for each
+are a hit too many in a count. Those of policies (`kvgraft.policies.policy`) name a prefix for each
 1,024 tokens, along keys; these are of nodes, which end at any page.
 """
 

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from kvgraft import (
     HOST_MIRROR,
+    AttentionOptions,
     ComponentDeclaration,
     Everything,
     Kind,
     Reach,
     hookimpl,
 )
-from kvgraft_full.options import FullOptions
 
 if TYPE_CHECKING:
     from kvgraft.pools import BuildContext, Component
@@ -31,13 +31,13 @@ def declare_component() -> ComponentDeclaration:
         api_version="1.0",
         kind=Kind.PAGED,
         summary="full attention: all tokens before the boundary",
-        options=FullOptions,
+        options=AttentionOptions,
         capabilities=frozenset({HOST_MIRROR}),
     )
 
 
 @hookimpl
-def create_component(options: FullOptions, context: BuildContext) -> Component:
+def create_component(options: AttentionOptions, context: BuildContext) -> Component:
     """Pools of keys and values, one slot per page.
 
     Raises:

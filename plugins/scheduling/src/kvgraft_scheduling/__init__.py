@@ -1,9 +1,9 @@
 """The loop of an engine over a cache: all running requests at once, and those that wait.
 
 stepping       one step of all running requests, between two passes of the model
-rows           their page tables and lengths, as attention kernels index them
-device_tables  the same on a device
-lookahead      how far a request goes before a step has more to do than to count its tokens
+rows           their page tables and lengths, as attention kernels index them, and how far each goes
+               before a step has more to do than to count its tokens
+device_tables  the same tables and lengths on a device
 pending        pages that a running request computes and one that waits would resume from
 waiting        the order in which waiting requests are tried
 ready          waiting on asyncio for copies
@@ -11,7 +11,29 @@ ready          waiting on asyncio for copies
 
 from __future__ import annotations
 
-from kvgraft_scheduling.device_tables import DeviceTables
-from kvgraft_scheduling.waiting import WaitingPlace, WaitingQueue
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kvgraft_scheduling.device_tables import DeviceTables
+    from kvgraft_scheduling.waiting import WaitingPlace, WaitingQueue
+
+_LAZY = {
+    "DeviceTables": "device_tables",
+    "WaitingPlace": "waiting",
+    "WaitingQueue": "waiting",
+}
+"""Loaded when they are used: not every engine has a line or tables of its own."""
 
 __all__ = ["DeviceTables", "WaitingPlace", "WaitingQueue"]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name.
+
+    Raises:
+        AttributeError: there is none of that name.
+    """
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)

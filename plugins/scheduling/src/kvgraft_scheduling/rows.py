@@ -1,12 +1,13 @@
 """The rows of running requests: page tables and lengths, as attention kernels index them.
 
 One int32 table `[max_requests, max_pages]` per paged component, and one number per row of all that
-a step asks of most requests, so that it is a few array operations for all of them.
+a step asks of most requests, so that it is a few array operations for all of them: among these how
+far a decoding request goes before more is due than to count its tokens.
 """
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +17,22 @@ from kvgraft.errors import ConfigError
 from kvgraft.parts import TableChanges
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.reach import FAR
+from kvgraft.requests.publishing import BEHIND_TOKENS
 from kvgraft.requests.request import Request
 from kvgraft.requests.tables import NO_SLOT, slot_table, state_number
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.pinning import NO_PAGE, Receipt
 from kvgraft.tree.tree import DEVICE, Tree
 
-__all__ = ["Changes", "Rows", "spread"]
+__all__ = [
+    "NO_EVICT_FIRST",
+    "Changes",
+    "EvictFirstSchedule",
+    "Rows",
+    "evict_first_schedule",
+    "slides_from",
+    "spread",
+]
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Slots: TypeAlias = npt.NDArray[np.int32]
@@ -321,3 +332,62 @@ def _doubled(n: int, was: int) -> int:
 
 def _longer(numbers: npt.NDArray[Any], more: int) -> npt.NDArray[Any]:
     return np.concatenate([numbers, np.zeros(more, numbers.dtype)])
+
+
+class EvictFirstSchedule(NamedTuple):
+    """When a decoding request has pages to evict first: those behind its reaches.
+
+    Attributes:
+        page: at this boundary at the latest.
+        behind: from this boundary on, some are behind its reaches.
+        low_pages: they are handed over once so many pages have slots: no more are promised.
+    """
+
+    page: int
+    behind: int
+    low_pages: int
+
+
+NO_EVICT_FIRST = EvictFirstSchedule(NO_PAGE, NO_PAGE, NO_PAGE)
+"""Where every page is needed."""
+
+
+def evict_first_schedule(request: Request, following: int, size: int) -> EvictFirstSchedule:
+    """When `Publisher.leave_behind` has something to do for a decoding request, as far as known.
+
+    `following` is the next boundary, `size` the tokens of a page.
+    """
+    collects = -(-BEHIND_TOKENS // size) if size < BEHIND_TOKENS else 1
+    page = behind = pages = NO_PAGE
+    for part in request.bounded_components:
+        component = part.component
+        pages = min(pages, part.account.promised // component.slots_per_page)
+        window = component.window_pages
+        first = part.first_page if part.holds_pages else request.allocated
+        if window is None:
+            page = behind = following
+        else:
+            page = min(page, first + window + collects)
+            behind = min(behind, first + window + 1)
+    return EvictFirstSchedule(page, behind, request.allocated + max(0, pages))
+
+
+def slides_from(tree: Tree, receipt: Receipt, following: int) -> int:
+    """The first page position at which `pinning.slide` unpins something; `following` where any may.
+
+    It holds until a node is split (`Tree.n_splits`). NO_PAGE where there is nothing to unpin.
+    """
+    page = NO_PAGE
+    for component in tree.components:
+        segment = receipt.segments[component.index]
+        if not segment or component.is_prefix_closed:
+            continue
+        window = component.window_pages
+        if component.is_state or window is None or len(segment) > 1:
+            return following
+        start, end = segment[0]
+        node = receipt.anchor
+        while node.start > start:
+            node = node.parent  # type: ignore[assignment]
+        page = min(page, min(node.end, end) + window)
+    return page

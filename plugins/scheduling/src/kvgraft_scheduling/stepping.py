@@ -32,8 +32,7 @@ from kvgraft.sizes import expect_count
 from kvgraft.tree.keys import TOKEN_BYTES, expect_sequence, shown_start, token_ids
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
-from kvgraft_scheduling.lookahead import NO_EVICT_FIRST, evict_first_schedule, slides_from
-from kvgraft_scheduling.rows import Rows
+from kvgraft_scheduling.rows import NO_EVICT_FIRST, Rows, evict_first_schedule, slides_from
 
 __all__ = ["Batch", "Stepper", "stepper_of"]
 

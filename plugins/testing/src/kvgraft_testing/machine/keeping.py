@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from kvgraft.policies.density import Density
-from kvgraft.policies.lru import LeastRecentlyUsed
 from kvgraft.policies.policy import EvictionPolicy, Hint, Order, Pool, Use, class_of
-from kvgraft.policies.recency import RecencyQueue
+from kvgraft.policies.recency import LeastRecentlyUsed, RecencyQueue
 
 __all__ = [
     "BY_AGE",
