@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import PreTrainedModel
 
+from kvgraft_transformers.attention import EndAligned
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
 
 from .cases import one_of_each_kind
@@ -81,3 +83,19 @@ def test_a_step_waits_for_the_device_once(tiny: Any, tokens: Callable[..., list[
             torch.cuda.set_sync_debug_mode("default")
     engine.close()
     assert len(waits) == 1, [f"{each.filename}:{each.lineno}: {each.message}" for each in waits]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_mask_that_is_none_computes_as_the_mask_itself(dtype: torch.dtype) -> None:
+    device = torch.accelerator.current_accelerator()
+    assert device is not None
+    torch.manual_seed(0)
+    query, key, value = (
+        torch.randn(1, 4, n, 64, device=device, dtype=dtype) for n in (96, 300, 300)
+    )
+    dense = torch.ones(96, 300, dtype=torch.bool, device=device).tril(300 - 96)
+    mask = EndAligned(96, 300, device)
+    found = scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=dense)
+    atol = 0.02 if dtype is torch.bfloat16 else 1e-3
+    torch.testing.assert_close(found, expected, atol=atol, rtol=0.0)
