@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 
 from kvgraft.cache import Cache
@@ -87,7 +88,8 @@ class DeviceTables:
             starts[-1], dtype=torch.uint8, pin_memory=self.device.type not in {"cpu", "meta"}
         )
         parts = [slice(start, start + each.nbytes) for start, each in zip(starts, tensors)]
+        buffer = together.numpy()
         for part, each in zip(parts, tensors):
-            together[part].view(each.dtype).copy_(each)
+            buffer[part] = each.numpy().view(np.uint8)
         there = together.to(self.device, non_blocking=True)
         return [there[part].view(each.dtype) for part, each in zip(parts, tensors)]
