@@ -64,9 +64,8 @@ def test_answers_on_a_device_are_those_of_the_cpu(
     assert answers(there, prompts, sparse_on_host=bool(sparse), **options) == wanted
 
 
+@pytest.mark.gpu("cuda")  # which tells where the host waits
 def test_a_step_waits_for_the_device_once(tiny: Any, tokens: Callable[..., list[int]]) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("only CUDA tells where the host waits")
     model = deepcopy(tiny("llama", torch.float32)).to("cuda")
     engine = Engine.open(model, LIMITS, page_size=16, device_tokens=368, probe_tokens=0)
     for seed in range(3):
