@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -33,6 +34,7 @@ from kvgraft_accelerator.streams import StreamTransferEngine
 from kvgraft_accelerator.tables import Tables
 from kvgraft_accelerator.ways import BatchedCopies, Ways
 from tests.devices import lost
+from tests.devices.torch_player import TorchPlayer
 from tests.devices.toy import load
 
 os.environ["TRITON_INTERPRET"] = "1"  # read when the kernel's module is imported
@@ -339,6 +341,16 @@ def test_prefixes_go_to_host_and_come_back() -> None:
     assert again.equal(wanted)
     cache.check_integrity()
     cache.close()
+
+
+@pytest.mark.parametrize("policy", list(WritePolicy))
+def test_random_requests_read_the_bytes_that_went_through_rings(policy: WritePolicy) -> None:
+    sizes = CopySizes(3072, 512, 100, piece_nbytes=128, group_nbytes=256, few_nbytes=100)
+    device = Accelerator("toy", sizes, WAYS["both"])
+    with torch.Stream("toy"):  # the toy's call refuses the default stream, as CUDA's does
+        player = TorchPlayer(device, ("full", "swa", "mamba"), policy)
+        player.play(random.Random(str(policy)).randrange, 150)
+        player.close()
 
 
 def test_a_device_that_is_lost_ends_in_tickets_and_lets_the_cache_go() -> None:

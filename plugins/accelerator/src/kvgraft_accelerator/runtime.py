@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -111,7 +110,7 @@ class Accelerator:
 
     def compute(self) -> AcceleratorStream:
         """Torch's current stream of the calling thread."""
-        with _told(f"{self.device}"):
+        with _Told(f"{self.device}"):
             raw = torch.accelerator.current_stream(self.device)
         return AcceleratorStream(self, raw, Purpose.COMPUTE)
 
@@ -165,13 +164,13 @@ class AcceleratorEvent:
         event: torch's, for an engine's own streams: `torch.cuda.current_stream().wait_event(it)`.
     """
 
-    def __init__(self, event: torch.Event, where: str) -> None:
+    def __init__(self, event: torch.Event, told: _Told) -> None:
         self.event = event
-        self._where = where
+        self._told = told
 
     def done(self) -> bool:
         """Whether the device got there."""
-        with _told(self._where):
+        with self._told:
             return self.event.query()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -201,29 +200,29 @@ class AcceleratorStream:
     def __init__(self, device: Accelerator, raw: torch.Stream, purpose: Purpose) -> None:
         self.raw, self.purpose = raw, purpose
         self._device = device
-        self._where = f"{device.device}, stream {purpose.value}"
+        self._told = _Told(f"{device.device}, stream {purpose.value}")
 
     def copy(self, groups: Sequence[Sequence[PlaneCopy]]) -> list[Event]:
         """Submit copies, group after group; see `Stream.copy`."""
         events: list[Event] = []
-        with _told(self._where), self.raw:
+        with self._told, self.raw:
             for _ in self._device.copy(groups, self):
                 events.append(self.record())
         return events
 
     def move(self, fragments: Fragments, behind: Sequence[Event] = ()) -> None:
         """Submit pieces behind some events; see `Stream.move`."""
-        with _told(self._where), self.raw:
+        with self._told, self.raw:
             self._device.move(fragments, self, [_raw(event) for event in behind])
 
     def record(self) -> AcceleratorEvent:
         """An event behind all that was submitted so far."""
-        with _told(self._where):
-            return AcceleratorEvent(self.raw.record_event(), self._where)
+        with self._told:
+            return AcceleratorEvent(self.raw.record_event(), self._told)
 
     def wait(self, event: Event) -> None:
         """Work submitted from now on runs after `event`: one of ours, or one of torch's."""
-        with _told(self._where):
+        with self._told:
             self.raw.wait_event(_raw(event))
 
 
@@ -231,15 +230,21 @@ def _raw(event: Event) -> torch.Event:
     return event.event if isinstance(event, AcceleratorEvent) else cast(torch.Event, event)
 
 
-@contextmanager
-def _told(where: str) -> Iterator[None]:
+class _Told:
     """Errors of torch and of the driver become transfer errors that say where.
 
-    Raises:
-        TransferError: the device failed; from then on torch says so at every call.
+    A device that failed says so at every call from then on.
     """
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise TransferError(f"{where}: {lines[0]}") from error
+
+    __slots__ = ("_where",)
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, (RuntimeError, OSError)):
+            lines = str(error).splitlines() or [type(error).__name__]
+            raise TransferError(f"{self._where}: {lines[0]}") from error

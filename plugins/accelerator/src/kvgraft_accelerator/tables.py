@@ -40,7 +40,7 @@ class Tables:
         free = (each for each in self._tables if len(each.on_host) >= 3 * n and each.is_free())
         table = next(free, None)
         if table is None:
-            table = _Table(1 << max(n, LEAST).bit_length(), self._device)
+            table = _Table(1 << (max(n, LEAST) - 1).bit_length(), self._device)
             self._tables.append(table)
         np.concatenate(fragments, out=table.numbers[: 3 * n])
         table.on_device[: 3 * n].copy_(table.on_host[: 3 * n], non_blocking=True)
