@@ -12,7 +12,7 @@ from kvgraft.errors import TransferError
 from kvgraft.pools.device import DevicePool
 from kvgraft.requests.request import Request
 from kvgraft.transfers.journal import Journal
-from kvgraft_accelerator import streams
+from kvgraft_accelerator import routes, streams
 
 from ..mutants.cores_held_out import edited
 
@@ -153,9 +153,7 @@ LEGAL = {
     "layers are announced together": _mutant(
         "", streams.StreamTicket.layer_event, "self.ends[self.layers.index(layer)] - 1", "-1"
     ),
-    "nothing is staged": _mutant(
-        "", streams._Lane._new_route, "if len(pieces) > 1", "if not pieces"
-    ),
+    "nothing is staged": _mutant("", routes.Routes._find, "if len(some) > 1", "if not some"),
     "rows are gathered and scattered on a stream of the bus": _mutant(
         "",
         streams._Lane.__init__,

@@ -2,7 +2,8 @@
 
 protocol       streams and events, as copies need them
 runtime        the device: memory, streams, events
-streams        the engine: what goes straight, what through a ring, and the order of it all
+streams        the engine: rings, streams, and the order of it all
+routes         which planes go through a ring, and which straight
 ways           which call moves which pieces, by their sizes
 plain          the way that every device has: torch's own copies
 tables         addresses on the device, as a kernel takes them

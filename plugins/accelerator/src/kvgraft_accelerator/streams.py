@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple, TypeVar
@@ -35,6 +35,7 @@ from kvgraft_accelerator.fragments import (
     joined,
 )
 from kvgraft_accelerator.protocol import Event, Purpose, StreamRuntime
+from kvgraft_accelerator.routes import Routes, Slab, row_nbytes
 
 __all__ = ["StreamTicket", "StreamTransferEngine"]
 
@@ -45,9 +46,6 @@ ALIGNMENT = 64
 
 N_PARTS = 3
 """Parts of a ring: one is filled, one emptied, one ready for either."""
-
-MOST_KNOWN = 64
-"""Sets of planes whose routes are kept."""
 
 
 class StreamTicket(Ticket):
@@ -209,7 +207,11 @@ class _Lane:
         self._fence_timeout_s = fence_timeout_s
         self._held: deque[_Held] = deque()
         self._fragmenter = Fragmenter(lambda tensor: runtime.address(tensor) or 0)
-        self._routes: dict[tuple[int, ...], _Route | None] = {}
+        sizes, part_nbytes = runtime.sizes, 0 if self.ring is None else self.ring.part_nbytes
+        piece_nbytes = sizes.piece_nbytes if self.announces_layers else part_nbytes
+        self._routes = Routes(
+            runtime.address, self.sides, sizes.straight_nbytes, piece_nbytes, part_nbytes
+        )
         self._last: Sequence[Event] = ()
         self._behind: Sequence[Event] = ()
         self._n_open = 0
@@ -280,10 +282,6 @@ class _Lane:
         """The side of the device first, or of these two the source first."""
         raise NotImplementedError
 
-    def piece_nbytes(self, slab_nbytes: int) -> int:
-        """Most bytes of a slab that are one piece."""
-        raise NotImplementedError
-
     def straight(self, fragments: Fragments) -> list[Event]:
         """Move pieces as they are; the events behind them, the last behind all."""
         raise NotImplementedError
@@ -341,7 +339,7 @@ class _Lane:
         steps: list[_Staged | _Straight] = []
         straight: list[PlaneCopy] = []
         for some in by_rows(copies):
-            route = self._route(some)
+            route = self._routes.of(some)
             if route is None:
                 return None
             source_rows, target_rows = (rows.numpy() for rows in some[0][3:5])
@@ -374,65 +372,6 @@ class _Lane:
             lanes = (slab.starts + in_ring).ravel()
             rows = Fragments(*self.sides(planes, lanes), np.repeat(slab.widths, len(on_host)))
             yield from self.through_ring(part, slabs, rows)
-
-    def _route(self, copies: Sequence[PlaneCopy]) -> _Route | None:
-        """The ways of planes that are copied together; None where no address reaches some."""
-        key = tuple([id(tensor) for copy in copies for tensor in copy[1:3]])
-        if key not in self._routes:
-            if len(self._routes) >= MOST_KNOWN:
-                self._routes.clear()
-            self._routes[key] = self._new_route(copies)
-        return self._routes[key]
-
-    def _new_route(self, copies: Sequence[PlaneCopy]) -> _Route | None:
-        if any(self.runtime.address(tensor) is None for copy in copies for tensor in copy[1:3]):
-            return None
-        part_nbytes = 0 if self.ring is None else self.ring.part_nbytes
-        most_nbytes = min(part_nbytes, self.runtime.sizes.straight_nbytes - 1)
-        by_memory: dict[tuple[int, int], list[_Plane]] = {}
-        for number, copy in enumerate(copies):
-            on_device, on_host = self.sides(copy.source, copy.target)
-            crosses = _is_on_host(on_host) and not _is_on_host(on_device)
-            if crosses and _row_nbytes(on_host) <= most_nbytes:
-                key = on_host.untyped_storage().data_ptr(), _stride(on_host)
-                plane = _Plane(_start(on_host), _row_nbytes(on_host), number)
-                by_memory.setdefault(key, []).append(plane)
-        found = [
-            pieces
-            for planes in by_memory.values()
-            for run in _runs(planes)
-            for pieces in _cut(run, min(part_nbytes, self.piece_nbytes(_nbytes(run))))
-            if len(pieces) > 1
-        ]
-        staged = {plane.number for pieces in found for plane in pieces}
-        return _Route(
-            copies,
-            [self._slab(pieces, copies) for pieces in found],
-            [number for number in range(len(copies)) if number not in staged],
-            sum(_row_nbytes(copy.source) for copy in copies),
-            min(len(copy.source) for copy in copies),
-            min(len(copy.target) for copy in copies),
-        )
-
-    def _slab(self, planes: Sequence[_Plane], copies: Sequence[PlaneCopy]) -> _Slab:
-        some = [copies[plane.number] for plane in planes]
-        on_device, on_host = zip(*(self.sides(copy.source, copy.target) for copy in some))
-        address = self.runtime.address
-        table = [
-            (address(tensor), _stride(tensor), plane.start - planes[0].start)
-            for tensor, plane in zip(on_device, planes)
-        ]
-        addresses, steps, starts = np.array(table, np.int64).T[:, :, None]
-        return _Slab(
-            tuple(sorted({copy.layer for copy in some})),
-            addresses,
-            steps,
-            starts,
-            np.array([plane.nbytes for plane in planes], np.int64),
-            address(on_host[0]) or 0,
-            _stride(on_host[0]),
-            _nbytes(planes),
-        )
 
     def give_up(self) -> list[Event]:
         """A submission failed half way: what comes next waits for all of it; the events behind."""
@@ -474,11 +413,6 @@ class _Loads(_Lane):
         """The target is on the device."""
         return target, source
 
-    def piece_nbytes(self, slab_nbytes: int) -> int:
-        """As many equal pieces as are not too small."""
-        n_pieces = max(1, slab_nbytes // max(1, self.runtime.sizes.piece_nbytes))
-        return -(-slab_nbytes // n_pieces)
-
     def straight(self, fragments: Fragments) -> list[Event]:
         """Into place, behind the scatters of earlier submissions."""
         crossed = self.cross(fragments, self._last)
@@ -514,10 +448,6 @@ class _Backups(_Lane):
         """The source is on the device."""
         return source, target
 
-    def piece_nbytes(self, slab_nbytes: int) -> int:
-        """All of it."""
-        return slab_nbytes
-
     def straight(self, fragments: Fragments) -> list[Event]:
         """To the host."""
         return self.cross(fragments, ())
@@ -547,7 +477,7 @@ class _Staged(NamedTuple):
     """
 
     layers: Sequence[int]
-    slab: _Slab
+    slab: Slab
     on_device: Numbers
     on_host: Numbers
 
@@ -557,57 +487,6 @@ class _Straight(NamedTuple):
 
     layers: Sequence[int]
     copies: list[PlaneCopy]
-
-
-class _Slab(NamedTuple):
-    """Planes that lie side by side in rows of host memory, as addresses.
-
-    Attributes:
-        layers: whose planes they are, ascending.
-        planes: of row 0 of each plane on the device, int64 `[n_planes, 1]`.
-        steps: from row to row there, likewise.
-        starts: of each plane in a slab, likewise.
-        widths: bytes of a row of each plane, int64 `[n_planes]`.
-        host: of slab 0.
-        host_step: from slab to slab.
-        nbytes: of a slab.
-    """
-
-    layers: Sequence[int]
-    planes: Numbers
-    steps: Numbers
-    starts: Numbers
-    widths: Numbers
-    host: int
-    host_step: int
-    nbytes: int
-
-
-class _Route(NamedTuple):
-    """The ways of planes that are copied together again and again.
-
-    Attributes:
-        copies: keep the tensors, and so their `id`s and addresses.
-        slabs: those that go through the ring.
-        straight: numbers of the other copies.
-        row_nbytes: of a row of all planes.
-        n_source_rows, n_target_rows: rows that every plane has.
-    """
-
-    copies: Sequence[PlaneCopy]
-    slabs: list[_Slab]
-    straight: list[int]
-    row_nbytes: int
-    n_source_rows: int
-    n_target_rows: int
-
-
-class _Plane(NamedTuple):
-    """A plane of host memory: its first byte there, bytes of a row, number of its copy."""
-
-    start: int
-    nbytes: int
-    number: int
 
 
 class _Part:
@@ -653,51 +532,6 @@ def _is_chained(copies: Sequence[PlaneCopy]) -> bool:
     return any(id(copy.target) in sources for copy in copies)
 
 
-def _is_on_host(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu"
-
-
-def _row_nbytes(plane: torch.Tensor) -> int:
-    return plane.shape[1] * plane.element_size()
-
-
-def _stride(plane: torch.Tensor) -> int:
-    """Bytes from row to row."""
-    return plane.stride(0) * plane.element_size()
-
-
-def _start(plane: torch.Tensor) -> int:
-    """The first byte of row 0 in its memory."""
-    return int(plane.storage_offset()) * plane.element_size()
-
-
-def _nbytes(planes: Sequence[_Plane]) -> int:
-    """Of planes that touch."""
-    return planes[-1].start + planes[-1].nbytes - planes[0].start
-
-
-def _runs(planes: Iterable[_Plane]) -> Iterator[list[_Plane]]:
-    """Planes whose bytes touch together, in the order of the bytes."""
-    run: list[_Plane] = []
-    for plane in sorted(planes):
-        if run and plane.start != run[-1].start + run[-1].nbytes:
-            yield run
-            run = []
-        run.append(plane)
-    yield run
-
-
-def _cut(run: Sequence[_Plane], most_nbytes: int) -> Iterator[list[_Plane]]:
-    """Planes of a run together as long as they have not more bytes than this, one at least."""
-    some: list[_Plane] = []
-    for plane in run:
-        if some and _nbytes([*some[:1], plane]) > most_nbytes:
-            yield some
-            some = []
-        some.append(plane)
-    yield some
-
-
 def _grouped(copies: Sequence[PlaneCopy], least_nbytes: int) -> Iterator[_Straight]:
     """Copies of whole layers, in the order of the layers, together until they have these bytes."""
     some: list[PlaneCopy] = []
@@ -708,7 +542,7 @@ def _grouped(copies: Sequence[PlaneCopy], least_nbytes: int) -> Iterator[_Straig
             some, nbytes = [], 0
         for copy in layer:
             some.append(copy)
-            nbytes += _row_nbytes(copy.source) * len(copy.source_rows)
+            nbytes += row_nbytes(copy.source) * len(copy.source_rows)
     if some:
         yield _straight(some)
 

@@ -1,0 +1,200 @@
+"""Which planes go through a ring on the device, and which straight over the bus.
+
+Planes that lie side by side in rows of host memory cross the bus as one piece, if their rows are
+small. What can be known without the rows of a transfer is found once for each set of planes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from kvgraft.devices import PlaneCopy
+from kvgraft_accelerator.fragments import Numbers
+
+__all__ = ["Route", "Routes", "Slab", "row_nbytes"]
+
+MOST_KNOWN = 64
+"""Sets of planes whose routes are kept."""
+
+
+class Slab(NamedTuple):
+    """Planes that lie side by side in rows of host memory, as addresses.
+
+    Attributes:
+        layers: whose planes they are, ascending.
+        planes: of row 0 of each plane on the device, int64 `[n_planes, 1]`.
+        steps: from row to row there, likewise.
+        starts: of each plane in a slab, likewise.
+        widths: bytes of a row of each plane, int64 `[n_planes]`.
+        host: of slab 0.
+        host_step: from slab to slab.
+        nbytes: of a slab.
+    """
+
+    layers: Sequence[int]
+    planes: Numbers
+    steps: Numbers
+    starts: Numbers
+    widths: Numbers
+    host: int
+    host_step: int
+    nbytes: int
+
+
+class Route(NamedTuple):
+    """The ways of planes that are copied together again and again.
+
+    Attributes:
+        copies: keep the tensors, and so their `id`s and addresses.
+        slabs: those that go through the ring.
+        straight: numbers of the other copies.
+        row_nbytes: of a row of all planes.
+        n_source_rows, n_target_rows: rows that every plane has.
+    """
+
+    copies: Sequence[PlaneCopy]
+    slabs: list[Slab]
+    straight: list[int]
+    row_nbytes: int
+    n_source_rows: int
+    n_target_rows: int
+
+
+class Routes:
+    """Finds the route of planes, and remembers it.
+
+    Args:
+        address: the first byte of a tensor, None where no piece can begin.
+        sides: of a source and a target, the one on the device and the one on the host.
+        straight_nbytes: rows of this size and more go straight.
+        piece_nbytes: pieces of a slab are not smaller than this, if the slab is not.
+        most_nbytes: nor larger than this; 0 if all rows go straight.
+    """
+
+    def __init__(
+        self,
+        address: Callable[[torch.Tensor], int | None],
+        sides: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        straight_nbytes: int,
+        piece_nbytes: int,
+        most_nbytes: int,
+    ) -> None:
+        self._address, self._sides = address, sides
+        self._most_row_nbytes = min(most_nbytes, straight_nbytes - 1)
+        self._piece_nbytes, self._most_nbytes = max(1, piece_nbytes), most_nbytes
+        self._known: dict[tuple[int, ...], Route | None] = {}
+
+    def of(self, copies: Sequence[PlaneCopy]) -> Route | None:
+        """The route of planes that are copied together; None where no address reaches some."""
+        key = tuple([id(tensor) for copy in copies for tensor in copy[1:3]])
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = self._find(copies)
+        return self._known[key]
+
+    def _find(self, copies: Sequence[PlaneCopy]) -> Route | None:
+        if any(self._address(tensor) is None for copy in copies for tensor in copy[1:3]):
+            return None
+        by_memory: dict[tuple[int, int], list[_Plane]] = {}
+        for number, copy in enumerate(copies):
+            on_device, on_host = self._sides(copy.source, copy.target)
+            crosses = _is_on_host(on_host) and not _is_on_host(on_device)
+            if crosses and row_nbytes(on_host) <= self._most_row_nbytes:
+                key = on_host.untyped_storage().data_ptr(), _stride(on_host)
+                plane = _Plane(_start(on_host), row_nbytes(on_host), number)
+                by_memory.setdefault(key, []).append(plane)
+        runs = [run for planes in by_memory.values() for run in _runs(planes)]
+        found = [some for run in runs for some in self._pieces(run) if len(some) > 1]
+        staged = {plane.number for some in found for plane in some}
+        return Route(
+            copies,
+            [self._slab(some, copies) for some in found],
+            [number for number in range(len(copies)) if number not in staged],
+            sum(row_nbytes(copy.source) for copy in copies),
+            min(len(copy.source) for copy in copies),
+            min(len(copy.target) for copy in copies),
+        )
+
+    def _pieces(self, run: Sequence[_Plane]) -> Iterator[list[_Plane]]:
+        """As many equal ones as are not too small."""
+        nbytes = _nbytes(run)
+        n_pieces = max(1, nbytes // self._piece_nbytes)
+        return _cut(run, min(self._most_nbytes, -(-nbytes // n_pieces)))
+
+    def _slab(self, planes: Sequence[_Plane], copies: Sequence[PlaneCopy]) -> Slab:
+        some = [copies[plane.number] for plane in planes]
+        on_device, on_host = zip(*(self._sides(copy.source, copy.target) for copy in some))
+        table = [
+            (self._address(tensor), _stride(tensor), plane.start - planes[0].start)
+            for tensor, plane in zip(on_device, planes)
+        ]
+        addresses, steps, starts = np.array(table, np.int64).T[:, :, None]
+        return Slab(
+            tuple(sorted({copy.layer for copy in some})),
+            addresses,
+            steps,
+            starts,
+            np.array([plane.nbytes for plane in planes], np.int64),
+            self._address(on_host[0]) or 0,
+            _stride(on_host[0]),
+            _nbytes(planes),
+        )
+
+
+class _Plane(NamedTuple):
+    """A plane of host memory: its first byte there, bytes of a row, number of its copy."""
+
+    start: int
+    nbytes: int
+    number: int
+
+
+def _is_on_host(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def row_nbytes(plane: torch.Tensor) -> int:
+    """Bytes of a row."""
+    return plane.shape[1] * plane.element_size()
+
+
+def _stride(plane: torch.Tensor) -> int:
+    """Bytes from row to row."""
+    return plane.stride(0) * plane.element_size()
+
+
+def _start(plane: torch.Tensor) -> int:
+    """The first byte of row 0 in its memory."""
+    return int(plane.storage_offset()) * plane.element_size()
+
+
+def _nbytes(planes: Sequence[_Plane]) -> int:
+    """Of planes that touch."""
+    return planes[-1].start + planes[-1].nbytes - planes[0].start
+
+
+def _runs(planes: Iterable[_Plane]) -> Iterator[list[_Plane]]:
+    """Planes whose bytes touch together, in the order of the bytes."""
+    run: list[_Plane] = []
+    for plane in sorted(planes):
+        if run and plane.start != run[-1].start + run[-1].nbytes:
+            yield run
+            run = []
+        run.append(plane)
+    yield run
+
+
+def _cut(run: Sequence[_Plane], most_nbytes: int) -> Iterator[list[_Plane]]:
+    """Planes of a run together as long as they have not more bytes than this, one at least."""
+    some: list[_Plane] = []
+    for plane in run:
+        if some and _nbytes([*some[:1], plane]) > most_nbytes:
+            yield some
+            some = []
+        some.append(plane)
+    yield some
