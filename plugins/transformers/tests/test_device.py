@@ -81,7 +81,8 @@ def test_a_step_waits_for_the_device_once(tiny: Any, tokens: Callable[..., list[
         finally:
             torch.cuda.set_sync_debug_mode("default")
     engine.close()
-    assert len(waits) == 1, [f"{each.filename}:{each.lineno}: {each.message}" for each in waits]
+    found = [f"{each.filename}:{each.lineno}: {each.message}" for each in waits]
+    assert len([each for each in found if "called a synchronizing" in each]) == 1, found
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

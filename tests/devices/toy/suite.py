@@ -213,7 +213,8 @@ def test_more_page_locked_memory_than_there_is_is_refused() -> None:
 
 
 def test_a_table_is_filled_again_when_the_kernel_that_read_it_has_ended() -> None:
-    device, tables = Accelerator("toy", CopySizes(), Ways()), Tables(torch.device("toy"))
+    device = Accelerator("toy", CopySizes(), Ways())
+    tables = Tables(torch.device("toy"), device.page_locked_for_now)
     stream = device.stream(Purpose.LOAD_BACK).raw
     TOY.hold()
     with stream:
@@ -236,7 +237,8 @@ def test_a_table_is_filled_again_when_the_kernel_that_read_it_has_ended() -> Non
 def test_the_kernel_copies_in_the_interpreter(*, from_device: bool) -> None:
     from kvgraft_accelerator.kernels import KernelCopies
 
-    ways = Ways(kernel=KernelCopies(torch.device("toy")))
+    without = Accelerator("toy", CopySizes(), Ways())
+    ways = Ways(kernel=KernelCopies(without.device, without.page_locked_for_now))
     device = Accelerator("toy", CopySizes(), ways)
     on_device, locked = plane(device, "device"), plane(device, "page-locked")
     pair = (on_device, locked) if from_device else (locked, on_device)

@@ -7,7 +7,7 @@ waits for one wave of it at most.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -72,14 +72,15 @@ class KernelCopies:
 
     Args:
         device: where it runs.
+        page_locked: see `Tables`.
 
     Attributes:
         programs: that copy at once.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, page_locked: Callable[[int], torch.Tensor]) -> None:
         self.programs = n_multiprocessors(device) or PROGRAMS
-        self._tables = Tables(device)
+        self._tables = Tables(device, page_locked)
         nothing = Fragments(*np.zeros((3, 0), np.int64))
         for tile_nbytes in TILES_NBYTES:
             words = constants(16, tile_nbytes)

@@ -59,7 +59,9 @@ class Accelerator:
                 "use cpu, or torch 2.7 and later"
             ) from error
         self._driver = CudaDriver.find() if self.device.type == "cuda" else None
-        self.ways = find_ways(self.device, self._driver) if ways is None else ways
+        if ways is None:
+            ways = find_ways(self.device, self._driver, self.page_locked_for_now)
+        self.ways = ways
         self._fragmenter = Fragmenter()
         self._locked: dict[int, torch.Tensor] = {}
         self.sizes = sizes or CopySizes()

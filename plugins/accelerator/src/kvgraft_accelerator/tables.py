@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 
@@ -21,10 +23,12 @@ class Tables:
 
     Args:
         device: where the tables are.
+        page_locked: takes memory that copies reach in the background, uint8 `[nbytes]`. Not torch's
+            own: where a device is lost, torch ends the process when such memory is given back.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, page_locked: Callable[[int], torch.Tensor]) -> None:
+        self._device, self._page_locked = device, page_locked
         self._tables: list[_Table] = []
 
     def __len__(self) -> int:
@@ -40,7 +44,9 @@ class Tables:
         free = (each for each in self._tables if len(each.on_host) >= 3 * n and each.is_free())
         table = next(free, None)
         if table is None:
-            table = _Table(1 << (max(n, LEAST) - 1).bit_length(), self._device)
+            room = 1 << (max(n, LEAST) - 1).bit_length()
+            on_host = self._page_locked(3 * 8 * room).view(torch.int64)
+            table = _Table(on_host, self._device)
             self._tables.append(table)
         np.concatenate(fragments, out=table.numbers[: 3 * n])
         table.on_device[: 3 * n].copy_(table.on_host[: 3 * n], non_blocking=True)
@@ -56,9 +62,9 @@ class _Table:
         numbers: `on_host` as an array.
     """
 
-    def __init__(self, room: int, device: torch.device) -> None:
-        self.on_host = torch.empty(3 * room, dtype=torch.int64, pin_memory=True)
-        self.on_device = torch.empty(3 * room, dtype=torch.int64, device=device)
+    def __init__(self, on_host: torch.Tensor, device: torch.device) -> None:
+        self.on_host = on_host
+        self.on_device = torch.empty(len(on_host), dtype=torch.int64, device=device)
         self.numbers = self.on_host.numpy()
         self._behind: torch.Event | None = None
 

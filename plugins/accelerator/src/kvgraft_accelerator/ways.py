@@ -8,7 +8,7 @@ torch's are everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -110,11 +110,13 @@ class BatchedCopies:
         return int(same.cuda_stream)
 
 
-def find_ways(device: torch.device, driver: CudaDriver | None) -> Ways:
-    """The ways that a device has here."""
+def find_ways(
+    device: torch.device, driver: CudaDriver | None, page_locked: Callable[[int], torch.Tensor]
+) -> Ways:
+    """The ways that a device has here; `page_locked` takes memory for their tables."""
     batched = BatchedCopies(driver) if driver is not None and driver.can_batch else None
     try:
         from kvgraft_accelerator.kernels import KernelCopies
     except ImportError:
         return Ways(batched)
-    return Ways(batched, KernelCopies(device))
+    return Ways(batched, KernelCopies(device, page_locked))
