@@ -10,9 +10,10 @@ computes these in plain torch, which needs no further packages. Parts of the mea
     plain    transformers' own prefill of the prompt, in one pass and in chunks
     reuse    time to the first token of the prompt: computed, from DEVICE, from HOST, and from a
              store of files by an engine that was just opened on it
-    choice   prefixes of several lengths on HOST: loaded or computed again, and what either takes
     decode   32 running requests, beside transformers' own caches, static and dynamic, and its
              continuous batching
+    choice   prefixes of several lengths on HOST: loaded or computed again, and what either takes
+    phases   where the time to the first token goes
 
 A restored prefix must beat computing wherever its bytes over the measured bandwidth are the shorter
 time, the choice must be the faster way, and all ways must give one answer: the same tokens, or, as
@@ -28,12 +29,16 @@ import gc
 import json
 import logging
 import math
+import mmap
+import os
+import shutil
 import statistics
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -116,6 +121,8 @@ SMALL: dict[str, dict[str, Any]] = {
     },
 }
 TOP = 20
+MEMORY, ENOUGH = Path("/dev/shm"), 16 << 30
+"""A file system in memory, and its free bytes from which a store is put there as well."""
 AS_LIKELY = 0.1
 """Two tokens whose log-probabilities differ by less are a tie in bfloat16."""
 
@@ -162,6 +169,15 @@ class Extent(NamedTuple):
             found.append(self.once(run))
         return statistics.median(found[1:])
 
+    def least(self, run: Callable[[], object], before: Callable[[], object] | None = None) -> float:
+        """The least of three times the repeats: of what is so short that others disturb it."""
+        found = []
+        for _ in range(3 * self.repeats):
+            if before is not None:
+                before()
+            found.append(self.once(run))
+        return min(found)
+
     def once(self, run: Callable[[], object]) -> float:
         self.sync()
         began = time.perf_counter()
@@ -173,13 +189,16 @@ class Extent(NamedTuple):
 class Report:
     """What was measured, and what was expected of it."""
 
-    def __init__(self, *, timed: bool) -> None:
+    def __init__(self, path: Path | None, *, timed: bool) -> None:
+        self.path = path
         self.timed = timed
         self.rows: list[dict[str, Any]] = []
         self.failed: list[str] = []
 
     def add(self, part: str, name: str, **numbers: Any) -> None:
         self.rows.append({"part": part, "name": name, **numbers})
+        if self.path is not None:  # at once: nothing measured is lost
+            self.path.write_text(json.dumps(self.rows, indent=1))
 
     def run(self, what: str, part: Callable[[], None]) -> None:
         """Run a part; one that fails does not keep the others from being measured."""
@@ -187,12 +206,12 @@ class Report:
             part()
         except Exception as error:  # noqa: BLE001 - whatever it is, it is printed and counts
             traceback.print_exc(file=sys.stdout)
-            self.rows.append({"part": "failed", "name": what, "error": repr(error)})
+            self.add("failed", what, error=repr(error))
             self.failed.append(f"{what}: {error!r:.200}")
 
     def expect(self, expectation: str, *, met: bool, timed: bool = False) -> None:
         """Note an expectation; one of times counts where the model is of real size."""
-        self.rows.append({"part": "expectation", "name": expectation, "met": met})
+        self.add("expectation", expectation, met=met)
         print(f"{'met' if met else 'NOT MET'}: {expectation}", flush=True)
         if not met and (self.timed or not timed):
             self.failed.append(expectation)
@@ -207,7 +226,7 @@ class Run(NamedTuple):
         report: takes the results.
         name: of the model.
         speeds: bytes a second, by the tier that a prefix comes from.
-        store: an empty folder.
+        stores: folders for stores, by name.
     """
 
     model: Any
@@ -215,7 +234,7 @@ class Run(NamedTuple):
     report: Report
     name: str
     speeds: dict[str, float]
-    store: Path
+    stores: dict[str, Path]
 
 
 @contextlib.contextmanager
@@ -243,24 +262,35 @@ def build(name: str, extent: Extent, *, small: bool) -> Any:
     return model
 
 
-def copy_speeds(extent: Extent) -> dict[str, float]:
-    """Bytes a second of one large copy from page-locked memory, and of reading a file."""
+def copy_speed(extent: Extent) -> float:
+    """Bytes a second of one large copy from page-locked memory."""
     nbytes = 1 << (20 if extent.device.type == "cpu" else 30)
-    locked = extent.device.type != "cpu"
-    host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=locked)
+    host = torch.zeros(nbytes, dtype=torch.uint8, pin_memory=extent.device.type != "cpu")
     there = torch.zeros(nbytes, dtype=torch.uint8, device=extent.device)
-    host_s = extent.seconds(lambda: there.copy_(host, non_blocking=True))
-    with tempfile.TemporaryFile() as file:
-        content = memoryview(host.numpy())  # type: ignore[arg-type]
-        file.write(content)
-        file.flush()
+    return nbytes / extent.seconds(lambda: there.copy_(host, non_blocking=True))
 
-        def read() -> None:
-            file.seek(0)
-            file.readinto(content)
 
-        file_s = extent.seconds(read)
-    return {"HOST": nbytes / host_s, "file": 1 / (file_s / nbytes + host_s / nbytes)}
+def read_speed(extent: Extent, folder: Path) -> float:
+    """Bytes a second of reading a file as the `file` store does: 8 threads, 8 MiB, direct I/O."""
+    piece = 8 << 20
+    nbytes = piece * (2 if extent.device.type == "cpu" else 128)
+    memory = mmap.mmap(-1, nbytes)
+    path = folder / "read_speed"
+    path.write_bytes(memory)
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:  # a file system without
+        file = os.open(path, os.O_RDONLY)
+    os.fsync(file)
+
+    def read(at: int) -> int:
+        return os.preadv(file, [memoryview(memory)[at : at + piece]], at)
+
+    with ThreadPoolExecutor(8) as threads:
+        took = extent.seconds(lambda: sum(threads.map(read, range(0, nbytes, piece))))
+    os.close(file)
+    path.unlink()
+    return nbytes / took
 
 
 # -- transformers alone
@@ -385,10 +415,11 @@ class Reused(NamedTuple):
 
 def reuse(run: Run) -> None:
     """Time to the first token by tier, and whether the answers agree."""
-    model, extent, report, name, speeds, _ = run
+    model, extent, report, name, speeds, stores = run
     prompt = extent.tokens(model, extent.prompt)
     found = by_tier(run, prompt)
-    from_store(run, prompt, found)
+    for way, folder in stores.items():
+        from_store(run, prompt, found, way, folder)
     cold = found.seconds["computed"]
     rows = []
     for way, took in found.seconds.items():
@@ -424,7 +455,7 @@ def by_tier(run: Run, prompt: list[int]) -> Reused:
     found.answers["transformers, one pass"] = plainly
     other = [*extent.tokens(model, extent.prompt - 16), *prompt[-16:]]
     _, found.answers["another prefix"] = answer(engine, other)
-    seconds, found.nbytes["HOST"] = from_tiers(extent, engine, prompt)
+    seconds, found.nbytes["HOST"] = from_tiers(extent, engine, prompt, extent.seconds)
     found.seconds.update(seconds)
     report.expect(f"{name}: the prompt came from HOST", met=found.nbytes["HOST"] > 0)
     _, found.answers["DEVICE"] = answer(engine, prompt)
@@ -451,12 +482,13 @@ def compare(report: Report, name: str, answers: dict[str, list[dict[int, float]]
     grid([f"{name}: answers", "log-probabilities differ by", "tokens"], rows)
 
 
-def from_store(run: Run, prompt: list[int], into: Reused) -> None:
+def from_store(run: Run, prompt: list[int], into: Reused, way: str, folder: Path) -> None:
     """The prompt by new engines on a store of files."""
-    model, extent, report, name, _, store = run
-    (store / name).mkdir()
+    model, extent, report, name, *_ = run
+    store = folder / name
+    store.mkdir()
     storage = {
-        "url": f"file:{store / name}?capacity=16GiB",
+        "url": f"file:{store}?capacity=4GiB",
         "model": name,
         "weights": "random",
         "store": "write-through",
@@ -482,30 +514,29 @@ def from_store(run: Run, prompt: list[int], into: Reused) -> None:
         came = ask(engine, prompt).storage_tokens
         extent.sync()
         found.append(time.perf_counter() - began)
-        into.nbytes["file"] = nbytes_loaded(engine)
-        report.add("reuse", f"{name}: engine on the store", open_s=opened, seconds=found[-1])
-        report.expect(f"{name}: {came} tokens came from the store", met=came > 0)
-        if "file" not in into.answers:
+        into.nbytes[way] = nbytes_loaded(engine)
+        report.add("reuse", f"{name}: engine on {way}", open_s=opened, seconds=found[-1])
+        report.expect(f"{name}: {came} tokens came from {way}", met=came > 0)
+        if way not in into.answers:
             engine.memory.cache.clear()
-            again, into.answers["file"] = answer(engine, prompt)
+            again, into.answers[way] = answer(engine, prompt)
             assert again.storage_tokens == came
         engine.close()
     times = ", ".join(f"{each:.3f}" for each in found)
-    print(f"{name}: computed and stored in {wrote:.2f} s; from the store: {times} s", flush=True)
-    into.seconds["file"] = statistics.median(found[1:])
+    print(f"{name}: computed and stored in {wrote:.2f} s; from {way}: {times} s", flush=True)
+    into.seconds[way] = statistics.median(found[1:])
 
 
 def choice(run: Run) -> None:
     """Prefixes on HOST: what load-or-recompute chooses, and what either way takes."""
     model, extent, report, name, speeds, _ = run
-    prefill = extent.seconds(plain_prefill(model, extent, extent.prompt, extent.chunk))
     loads = open_engine(model, extent, 4)
-    tokens = extent.tokens(model, 4 * 16)
-    here, _ = from_tiers(extent, loads, tokens)
+    times, _ = from_tiers(extent, loads, extent.tokens(model, 64), extent.least)
+    whole, _ = from_tiers(extent, loads, extent.tokens(model, extent.prompt), extent.seconds)
     load = {
         "bandwidth_bytes_s": speeds["HOST"],
-        "prefill_tokens_s": extent.prompt / prefill,
-        "latency_s": max(0.0, here["HOST"] - here["DEVICE"]),
+        "prefill_tokens_s": extent.prompt / (whole["computed"] - times["computed"]),
+        "latency_s": max(0.0, times["HOST"] - times["computed"]),
     }
     report.add("choice", f"{name}: load", **load)
     print(f"{name}: load={load}", flush=True)
@@ -517,7 +548,7 @@ def choice(run: Run) -> None:
         ask(chooses, prompt)
         to_host(chooses)
         chose = "load" if ask(chooses, prompt).host_tokens else "compute"
-        times, nbytes = from_tiers(extent, loads, prompt)
+        times, nbytes = from_tiers(extent, loads, prompt, extent.least)
         took, other = times["HOST"], times["computed"]
         if chose == "compute":
             took, other = other, took
@@ -536,17 +567,62 @@ def choice(run: Run) -> None:
     grid([*head, "load, ms", "compute"], rows)
 
 
-def from_tiers(extent: Extent, engine: Engine, prompt: list[int]) -> tuple[dict[str, float], int]:
+Timer = Callable[[Callable[[], object], Callable[[], object] | None], float]
+
+
+def from_tiers(
+    extent: Extent, engine: Engine, prompt: list[int], timed: Timer
+) -> tuple[dict[str, float], int]:
     """Seconds to the first token by where the prompt is; bytes that come from HOST."""
     cache = engine.memory.cache
-    times = {"computed": extent.seconds(lambda: ask(engine, prompt), cache.clear)}
-    times["DEVICE"] = extent.seconds(lambda: ask(engine, prompt))
+    times = {"computed": timed(lambda: ask(engine, prompt), cache.clear)}
+    times["DEVICE"] = timed(lambda: ask(engine, prompt), None)
     to_host(engine)
     before = nbytes_loaded(engine)
     ask(engine, prompt)
     nbytes = nbytes_loaded(engine) - before
-    times["HOST"] = extent.seconds(lambda: ask(engine, prompt), lambda: to_host(engine))
+    times["HOST"] = timed(lambda: ask(engine, prompt), lambda: to_host(engine))
     return times, nbytes
+
+
+def phases(run: Run) -> None:
+    """Where the time to the first token goes: before the pass, launching it, waiting for it."""
+    model, extent, report, name, *_ = run
+    engine = open_engine(model, extent, 4)
+    marks: list[float] = []
+    hooks = [
+        model.register_forward_pre_hook(lambda *_: marks.append(time.perf_counter())),
+        model.register_forward_hook(lambda *_: marks.append(time.perf_counter())),
+    ]
+    rows = []
+    for length in (80, 528, extent.prompt):
+        prompt = extent.tokens(model, length)
+        ways: dict[str, Callable[[], object]] = {
+            "computed": engine.memory.cache.clear,
+            "DEVICE": lambda: None,
+            "HOST": lambda: to_host(engine),
+        }
+        for way, before in ways.items():
+            found = []
+            for _ in range(1 + 3 * extent.repeats):
+                before()
+                extent.sync()
+                marks.clear()
+                began = time.perf_counter()
+                ask(engine, prompt)
+                ended = time.perf_counter()
+                inside = [b - a for a, b in zip(marks[::2], marks[1::2])]
+                found.append((marks[0] - began, sum(inside), ended - marks[-1], ended - began))
+            parts = [statistics.median(each) for each in zip(*found[1:])]
+            least = min(each[-1] for each in found)
+            cells = [f"{1e3 * each:.2f}" for each in (*parts, least)]
+            rows.append([f"{length}, {way}", f"{len(marks) // 2}", *cells])
+            report.add("phases", f"{name}: {length}, {way}", parts=parts, n_passes=len(marks) // 2)
+    for hook in hooks:
+        hook.remove()
+    engine.close()
+    head = [f"{name}: tokens, where", "passes", "before, ms", "launching", "waiting", "in all"]
+    grid([*head, "least"], rows)
 
 
 # -- many at once
@@ -564,6 +640,7 @@ class Rates:
     def add(self, what: str, took: float, step_s: float | None = None) -> None:
         rate = self.n_tokens / took
         self.rows.append([what, f"{rate:,.0f}", f"{1e3 * step_s:.2f}" if step_s else ""])
+        print(f"{self.name}: {what}: {rate:,.0f} tokens/s", flush=True)
         self.report.add("decode", f"{self.name}: {what}", tokens_s=rate, step_s=step_s)
 
     def show(self) -> None:
@@ -656,8 +733,9 @@ def attempt(what: str, run: Callable[[], None], rates: Rates) -> None:
 PARTS: dict[str, Callable[[Run], None]] = {
     "plain": plain,
     "reuse": reuse,
-    "choice": choice,
     "decode": decode,
+    "choice": choice,
+    "phases": phases,
 }
 
 
@@ -682,7 +760,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print("skipped: no accelerator; --small runs tiny models on the CPU")
         return 0
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    began, report = time.perf_counter(), Report(timed=not chosen.small)
+    began, report = time.perf_counter(), Report(chosen.json, timed=not chosen.small)
     card = "cpu" if extent.device.type == "cpu" else torch.cuda.get_device_name(extent.device)
     heading(
         "Models of real size on one device",
@@ -691,14 +769,22 @@ def main(given: Sequence[str] | None = None) -> int:
         transformers=transformers.__version__,
         repeats=f"{extent.repeats}, beside the first",
     )
-    speeds = copy_speeds(extent)
-    print("bytes/s: " + ", ".join(f"{name} {each / 1e9:.1f} GB/s" for name, each in speeds.items()))
-    report.add("conditions", card, **{f"{name}_bytes_s": each for name, each in speeds.items()})
-    with tempfile.TemporaryDirectory(dir=chosen.store) as folder:
+    with contextlib.ExitStack() as entered:
+        stores = {
+            way: Path(entered.enter_context(tempfile.TemporaryDirectory(dir=folder)))
+            for way, folder in (("file", chosen.store), ("file in memory", MEMORY))
+            if folder != MEMORY or (MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ENOUGH)
+        }
+        host = copy_speed(extent)
+        disks = {way: read_speed(extent, folder) for way, folder in stores.items()}
+        speeds = {"HOST": host, **{way: 1 / (1 / disk + 1 / host) for way, disk in disks.items()}}
+        told = {"HOST": host, **disks}
+        print(", ".join(f"{way}: {each / 1e9:.1f} GB/s" for way, each in told.items()), flush=True)
+        report.add("conditions", card, torch=torch.__version__, **told)
         for name in chosen.models:
             model = build(name, extent, small=chosen.small)
             size = sum(each.numel() for each in model.parameters())
-            run = Run(model, extent, report, name, speeds, Path(folder))
+            run = Run(model, extent, report, name, speeds, stores)
             print(f"{name}: {size:,} parameters", flush=True)
             for part in chosen.parts:
                 passed = time.perf_counter() - began
@@ -708,8 +794,6 @@ def main(given: Sequence[str] | None = None) -> int:
                     continue
                 report.run(f"{name}: {part}", partial(PARTS[part], run))
                 gc.collect()
-                if chosen.json is not None:
-                    chosen.json.write_text(json.dumps(report.rows, indent=1))
             del model, run
     for each in report.failed:
         print(f"NOT MET: {each}")
