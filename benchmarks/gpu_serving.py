@@ -755,7 +755,7 @@ def main(given: Sequence[str] | None = None) -> int:
         sizes = {"prompt": 256, "chunk": 64, "lengths": (64, 256), "n_running": 4}
         extent = Extent(torch.device("cpu"), **sizes, short=32, answer=8, repeats=1)  # type: ignore[arg-type]
     elif chosen.quick:
-        extent = extent._replace(repeats=1, lengths=(2048, 32768), answer=32)
+        extent = extent._replace(repeats=1, lengths=(64, 512, 2048, 8192), answer=32)
     if extent.device.type != "cpu" and not torch.accelerator.is_available():
         print("skipped: no accelerator; --small runs tiny models on the CPU")
         return 0

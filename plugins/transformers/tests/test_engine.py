@@ -482,6 +482,23 @@ def test_logits_that_are_no_numbers_fail_one_request(
     assert good.tokens == greedy(model, tokens(20), 4)
 
 
+def test_logits_that_torch_cannot_read_fail_the_requests_of_their_pass(
+    tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
+) -> None:
+    model = build_tiny_model("llama", dtype=torch.float64)
+    engine = open_engine(model)
+    doomed = [engine.submit(GenerationRequest(tokens(20, seed=each), 4)) for each in range(2)]
+    broken = model.lm_head.register_forward_hook(lambda *given: given[-1].to(torch.complex128))
+    seen = engine.step()
+    broken.remove()
+    assert sorted(map(id, doomed)) == sorted(id(new.generation) for new in seen)
+    assert all(isinstance(each.error, RuntimeError) for each in doomed)
+    good = engine.submit(GenerationRequest(tokens(20), 4, ignore_end=True))
+    for _ in engine.run():
+        pass
+    assert good.tokens == greedy(model, tokens(20), 4)
+
+
 def test_the_coldest_temperature_is_greedy(
     tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]
 ) -> None:

@@ -272,9 +272,14 @@ class Engine:
                 rows.append(row)
         if not rows:
             return
-        if len(rows) < len(group):
-            logits = torch.stack([logits[row] for row in rows])
-        for row, choice in zip(rows, choose([group[row].sampler for row in rows], logits)):
+        choices: Sequence[Choice | Exception]
+        try:
+            if len(rows) < len(group):
+                logits = torch.stack([logits[row] for row in rows])
+            choices = choose([group[row].sampler for row in rows], logits)
+        except RuntimeError as error:  # torch's, such as of a lost device
+            choices = [error] * len(rows)
+        for row, choice in zip(rows, choices):
             if isinstance(choice, Exception):
                 self._fail(group[row], choice)
             else:
