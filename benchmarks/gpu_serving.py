@@ -14,6 +14,7 @@ computes these in plain torch, which needs no further packages. Parts of the mea
              continuous batching
     choice   prefixes of several lengths on HOST: loaded or computed again, and what either takes
     phases   where the time to the first token goes
+    profile  profiles of torch and of Python, only where it is asked for
 
 A restored prefix must beat computing wherever its bytes over the measured bandwidth are the shorter
 time, the choice must be the faster way, and all ways must give one answer: the same tokens, or, as
@@ -25,12 +26,14 @@ builds a plan for each new shape, 64 ms each. `--small` is a tiny model on the C
 from __future__ import annotations
 
 import contextlib
+import cProfile
 import gc
 import json
 import logging
 import math
 import mmap
 import os
+import pstats
 import shutil
 import statistics
 import sys
@@ -139,6 +142,7 @@ class Extent(NamedTuple):
         short: tokens of their prompts.
         answer: tokens of their answers.
         repeats: times each is measured, beside the first.
+        compiles: whether `generate` runs with a static cache, which it compiles for half a minute.
     """
 
     device: torch.device
@@ -149,6 +153,7 @@ class Extent(NamedTuple):
     short: int = 512
     answer: int = 64
     repeats: int = 3
+    compiles: bool = True
 
     def sync(self) -> None:
         if self.device.type != "cpu":
@@ -608,21 +613,65 @@ def phases(run: Run) -> None:
                 before()
                 extent.sync()
                 marks.clear()
-                began = time.perf_counter()
-                ask(engine, prompt)
-                ended = time.perf_counter()
-                inside = [b - a for a, b in zip(marks[::2], marks[1::2])]
-                found.append((marks[0] - began, sum(inside), ended - marks[-1], ended - began))
+                began, cpu = time.perf_counter(), time.thread_time()
+                generation = engine.submit(GenerationRequest(prompt, 1, ignore_end=True))
+                n_steps = 0
+                while generation.finish is None:
+                    engine.step()
+                    n_steps += 1
+                ended, cpu = time.perf_counter(), time.thread_time() - cpu
+                inside = sum(b - a for a, b in zip(marks[::2], marks[1::2]))
+                found.append((marks[0] - began, inside, ended - marks[-1], ended - began, cpu))
             parts = [statistics.median(each) for each in zip(*found[1:])]
-            least = min(each[-1] for each in found)
-            cells = [f"{1e3 * each:.2f}" for each in (*parts, least)]
-            rows.append([f"{length}, {way}", f"{len(marks) // 2}", *cells])
-            report.add("phases", f"{name}: {length}, {way}", parts=parts, n_passes=len(marks) // 2)
+            least = min(each[3] for each in found)
+            counts = [f"{n_steps}", f"{len(marks) // 2}"]
+            rows.append(
+                [f"{length}, {way}", *counts, *(f"{1e3 * each:.2f}" for each in (*parts, least))]
+            )
+            report.add("phases", f"{name}: {length}, {way}", seconds=parts, counts=counts)
     for hook in hooks:
         hook.remove()
     engine.close()
-    head = [f"{name}: tokens, where", "passes", "before, ms", "launching", "waiting", "in all"]
-    grid([*head, "least"], rows)
+    head = [f"{name}: tokens, where", "steps", "passes", "before, ms", "launching", "waiting"]
+    grid([*head, "in all", "CPU", "least"], rows)
+
+
+def profile(run: Run) -> None:
+    """Profiles of a request behind a short prefix and the long one, and of a decode step."""
+    model, extent, *_ = run
+    engine = open_engine(model, extent, 4)
+    for length in (64, extent.prompt):
+        prompt = extent.tokens(model, length + 16)
+        for _ in range(3):
+            ask(engine, prompt)
+        profiled(
+            extent, f"one request behind {length} tokens on DEVICE", partial(ask, engine, prompt)
+        )
+    for _ in range(extent.n_running):
+        prompt = extent.tokens(model, extent.short)
+        engine.submit(GenerationRequest(prompt, 32, ignore_end=True))
+    for _ in range(20):
+        engine.step()
+    profiled(extent, f"a step of {extent.n_running} requests", engine.step)
+    engine.close()
+
+
+def profiled(extent: Extent, what: str, run: Callable[[], object]) -> None:
+    """Print where one run spends its time: operators and kernels of torch, then Python."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    if extent.device.type == "cuda":
+        activities.append(torch.profiler.ProfilerActivity.CUDA)
+    print(f"== {what}: {1e3 * extent.once(run):.2f} ms, {1e3 * extent.once(run):.2f} ms")
+    with torch.profiler.profile(activities=activities) as found:
+        run()
+        extent.sync()
+    for key in ("self_cpu_time_total", "self_cuda_time_total")[: len(activities)]:
+        table = found.key_averages().table(sort_by=key, row_limit=12, max_name_column_width=48)
+        print("\n".join(line[:200] for line in table.splitlines()))
+    calls = cProfile.Profile()
+    calls.runcall(run)
+    pstats.Stats(calls, stream=sys.stdout).sort_stats("tottime").print_stats(15)
+    sys.stdout.flush()
 
 
 # -- many at once
@@ -713,8 +762,9 @@ def decode_theirs(model: Any, extent: Extent, prompts: list[list[int]], rates: R
         rates.answers["continuous batching"] = [each.generated_tokens for each in held.values()]
 
     attempt("generate, dynamic cache", lambda: generate(None), rates)
-    attempt("generate, static cache", lambda: generate("static"), rates)
     attempt("continuous batching", batching, rates)
+    if extent.compiles:
+        attempt("generate, static cache", lambda: generate("static"), rates)
 
 
 def attempt(what: str, run: Callable[[], None], rates: Rates) -> None:
@@ -736,7 +786,9 @@ PARTS: dict[str, Callable[[Run], None]] = {
     "decode": decode,
     "choice": choice,
     "phases": phases,
+    "profile": profile,
 }
+USUAL = [name for name in PARTS if name != "profile"]
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -745,7 +797,7 @@ def main(given: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="tiny models on the CPU")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--models", nargs="+", choices=[*MODELS], default=[*MODELS])
-    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=[*PARTS])
+    parser.add_argument("--parts", nargs="+", choices=[*PARTS], default=USUAL)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no part afterwards")
     parser.add_argument("--store", type=Path, help="folder for the store; a temporary one")
     parser.add_argument("--json", type=Path, help="write all rows to this file as well")
@@ -755,7 +807,7 @@ def main(given: Sequence[str] | None = None) -> int:
         sizes = {"prompt": 256, "chunk": 64, "lengths": (64, 256), "n_running": 4}
         extent = Extent(torch.device("cpu"), **sizes, short=32, answer=8, repeats=1)  # type: ignore[arg-type]
     elif chosen.quick:
-        extent = extent._replace(repeats=1, lengths=(64, 512, 2048, 8192), answer=32)
+        extent = extent._replace(repeats=1, lengths=(64, 512, 2048, 8192), compiles=False)
     if extent.device.type != "cpu" and not torch.accelerator.is_available():
         print("skipped: no accelerator; --small runs tiny models on the CPU")
         return 0
