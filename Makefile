@@ -129,7 +129,7 @@ test-engines: test-sglang test-vllm ## run the tests of both engines' plugins in
 
 test-vllm: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLLM; half an hour
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
-	  -e ./core -e ./plugins/storage -e ./plugins/observe -e ./plugins/retention -e ./plugins/scheduling -e ./plugins/guard -e ./plugins/accelerator -e ./plugins/arena \
+	  -e ./core -e ./plugins/storage -e ./plugins/observe -e ./plugins/retention -e ./plugins/density -e ./plugins/scheduling -e ./plugins/guard -e ./plugins/accelerator -e ./plugins/arena \
 	  -e ./plugins/cli \
 	  -e ./plugins/testing -e ./plugins/file -e ./plugins/full -e ./plugins/swa -e ./plugins/mamba -e ./plugins/valkey \
 	  -e ./plugins/vllm
@@ -203,7 +203,7 @@ bench-all: setup ## run every script in benchmarks/; takes long
 # the compiled build, unpacked: in front of the path it stands for the one in .venv
 COMPILED := build/compiled
 # those of it that are compiled, each with its own list of modules
-TO_COMPILE := core plugins/scheduling
+TO_COMPILE := core plugins/density plugins/scheduling
 # those that need no class of the core to be patched; tests/commands.py marks the others among them
 COMPILED_TESTS := tests/tree tests/admission tests/transfers tests/model tests/regressions tests/stepping \
   tests/guard tests/tree/test_collector.py tests/requests/test_misuse.py tests/architecture/test_compiled.py

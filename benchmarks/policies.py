@@ -15,14 +15,13 @@ from time import thread_time_ns
 from _measure import Unit, arguments, grid, heading
 
 from kvgraft.policies import EvictionPolicy
-from kvgraft.policies.density import COARSER, Density
 from kvgraft.policies.policy import CLASS_BITS
-from kvgraft.policies.prefixes import N_BINS
-from kvgraft.policies.rates import Rates
 from kvgraft.policies.recency import LeastRecentlyUsed
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.tree.ledger import Ledger
 from kvgraft.types import Tier
+from kvgraft_density.learning import N_BINS, Rates
+from kvgraft_density.policy import COARSER, Density
 
 SIZES = (1_000, 10_000, 100_000, 1_000_000)
 N_CLASSES = 8

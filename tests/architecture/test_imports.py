@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 16_468
+MOST_LINES = 15_614
 """Of the core's source."""
 
 

@@ -237,7 +237,8 @@ def test_make_and_pip_commands_name_existing_targets_and_packages() -> None:
         elif tool == "pip" and arguments[0] == "install":
             paths = [each.partition("[")[0] for each in arguments[1:] if each.startswith("./")]
             assert all((ROOT / each / "pyproject.toml").exists() for each in paths)
-    start = "pip install ./core ./plugins/full ./plugins/swa ./plugins/storage ./plugins/observe"
+    start = "pip install ./core ./plugins/density ./plugins/full ./plugins/swa ./plugins/storage "
+    start += "./plugins/observe"
     assert {"make test", start} <= {command.text.partition("  ")[0] for command in COMMANDS}
 
 

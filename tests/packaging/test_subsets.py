@@ -125,7 +125,8 @@ class Administrator:
     def change_to(self, subset: set[str]) -> None:
         """Install missing distributions and remove surplus ones."""
         distributions = (
-            f"kvgraft-{name}" for name in ("cli", "storage", "scheduling", "replay", *subset)
+            f"kvgraft-{name}"
+            for name in ("density", "cli", "storage", "scheduling", "replay", *subset)
         )
         self.environment.change_to("kvgraft", *distributions)
         self.installed = subset

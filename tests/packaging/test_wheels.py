@@ -21,7 +21,7 @@ Environments = Callable[..., Environment]
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
 REPLAY = (
-    *("kvgraft-cli", "kvgraft-storage", "kvgraft-scheduling", "kvgraft-arena"),
+    *("kvgraft-density", "kvgraft-cli", "kvgraft-storage", "kvgraft-scheduling", "kvgraft-arena"),
     "kvgraft-replay",
 )
 PARTS = (
@@ -33,6 +33,7 @@ PARTS = (
     "arena",
     "observe",
     "retention",
+    "density",
     "scheduling",
 )
 
@@ -183,8 +184,9 @@ NO_TIER = (
     f"{ADVICE}/storage\n"
 )
 NO_REPLAY = (
-    f"kvgraft: command 'replay' is not installed; {ADVICE}/storage ./plugins/observe "
-    "./plugins/retention ./plugins/scheduling ./plugins/guard ./plugins/arena ./plugins/replay\n"
+    f"kvgraft: command 'replay' is not installed; {ADVICE}/density ./plugins/storage "
+    "./plugins/observe ./plugins/retention ./plugins/scheduling ./plugins/guard ./plugins/arena "
+    "./plugins/replay\n"
 )
 NO_FILE_STORE = f"storage 'file' is not installed; installed: none; {ADVICE}/file\n"
 

@@ -14,9 +14,9 @@ from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.optional import Published
 from kvgraft.packages import registry as packages
 from kvgraft.policies import Hint, Order, Pool, Use
-from kvgraft.policies.density import Density
 from kvgraft.policies.policy import class_of
 from kvgraft.policies.recency import LeastRecentlyUsed, RecencyQueue
+from kvgraft_density.policy import Density
 from kvgraft_testing.policies import check_policy
 
 from .publishing import publish

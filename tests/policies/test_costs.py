@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvgraft import Cache
-from kvgraft.policies.density import Clock, DensityOrder, level_of
 from kvgraft.policies.policy import CLASS_BITS
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.tree.component import TreeComponent
@@ -18,6 +17,7 @@ from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.matching import cost_of_losing
 from kvgraft.tree.node import KINDS, Node
 from kvgraft.types import PointKind, Tier
+from kvgraft_density.policy import Clock, DensityOrder, level_of
 
 from ..serving import life
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 
 from kvgraft import Cache, TokenKey
-from kvgraft.policies.density import Clock, Density, DensityOrder
 from kvgraft.policies.policy import CLASS_BITS, PIECE_TOKENS, Hint, Use, class_of, prefix_sums
-from kvgraft.policies.prefixes import N_BINS, Prefixes, Trail, Visit
-from kvgraft.policies.rates import Rates
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.tree.ledger import Ledger
 from kvgraft.types import Tier
+from kvgraft_density.learning import N_BINS, Prefixes, Rates, Trail, Visit
+from kvgraft_density.policy import Clock, Density, DensityOrder
 
 from ..counting import lines_run
 

@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from kvgraft.errors import ConfigError
-from kvgraft.optional import load_part
+from kvgraft.optional import is_installed, load_part
 from kvgraft.refusals import SettingsModel, first_refusal, shown
 from kvgraft.sizes import Nbytes, PoolTokens, Tokens, is_nbytes
 
@@ -96,6 +96,17 @@ TENANTS_EXAMPLE = {"chat": {"namespaces": ["chat"], "guarantee": 0.5}}
 STORAGE_EXAMPLE = {"url": "file:/var/cache/kvgraft", "model": "my-model", "weights": "rev-1"}
 
 
+LRU = "lru"
+"""The core's own eviction policy."""
+
+DENSITY = "density"
+"""The one of kvgraft-density."""
+
+
+def _default_policy() -> str:
+    return DENSITY if is_installed(DENSITY) else LRU
+
+
 class CacheConfig(SettingsModel):
     """Settings of one cache.
 
@@ -115,7 +126,8 @@ class CacheConfig(SettingsModel):
         host_memory: one budget in bytes for all host mirrors, as `device_memory`.
         payload: false for pools of any size that take no memory: all decisions are the same, and
             there is nothing to read, to copy or to store. For simulations.
-        policy: the eviction policy: which data is kept, see `kvgraft.policies`.
+        policy: the eviction policy: which data is kept, see `kvgraft.policies`. By default
+            `density` where kvgraft-density is installed, else `lru`.
         write_policy: when data goes to HOST; without one write-back, but write-through with
             `storage` or `tenants`.
         pin_share: the part of every pool's slots that pinned prefixes may hold together (K6).
@@ -150,7 +162,7 @@ class CacheConfig(SettingsModel):
     host_memory: Nbytes | None = None
     host_bytes: Nbytes | None = None
     payload: StrictBool = True
-    policy: str = "density"
+    policy: str = Field(default_factory=_default_policy)
     pin_share: float = Field(default=0.25, gt=0, le=1)
     write_policy: WritePolicy = WritePolicy.WRITE_BACK
     load: LoadModel | None = Field(default=LoadModel(), examples=[{"prefill_tokens_s": 20_000}])

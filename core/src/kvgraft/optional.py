@@ -28,6 +28,7 @@ __all__ = [
     "Published",
     "how_to_install",
     "import_failure",
+    "is_installed",
     "load_if_installed",
     "load_part",
     "published",
@@ -101,6 +102,7 @@ STORAGE: Final = ("plugins/storage",)
 ACCELERATOR: Final = ("plugins/accelerator",)
 ARENA: Final = ("plugins/arena",)
 OBSERVE: Final = (*STORAGE, "plugins/observe")
+DENSITY: Final = ("plugins/density",)
 RETENTION: Final = ("plugins/retention",)
 SCHEDULING: Final = ("plugins/scheduling",)
 GUARD: Final = (*OBSERVE, *RETENTION, *SCHEDULING, "plugins/guard")
@@ -113,6 +115,7 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "events": OBSERVE,
     "explain": OBSERVE,
     "tracers": OBSERVE,
+    "density": DENSITY,
     "memory": ARENA,
     "sizes": ARENA,
     "lifetimes": RETENTION,
@@ -159,6 +162,11 @@ def load_part(name: str) -> Any:
 def _parts() -> dict[str, Published]:
     """Parts by name; kept, as looking for them takes tens of milliseconds."""
     return {each.name: each for each in published(PARTS_GROUP)}
+
+
+def is_installed(name: str) -> bool:
+    """Whether a package brings this part; imports nothing of it."""
+    return name in _parts()
 
 
 @cache

@@ -12,7 +12,6 @@ import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import import_module
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +19,7 @@ import pluggy
 from pydantic import BaseModel
 
 from kvgraft import hookspecs
+from kvgraft.config import DENSITY, LRU
 from kvgraft.contract import (
     ENTRY_POINT_GROUP,
     PROJECT,
@@ -28,8 +28,9 @@ from kvgraft.contract import (
     check_api_version,
 )
 from kvgraft.errors import ConfigError, PluginError
-from kvgraft.optional import Published, import_failure, published
+from kvgraft.optional import Published, import_failure, is_installed, load_part, published
 from kvgraft.policies.policy import EvictionPolicy
+from kvgraft.policies.recency import LeastRecentlyUsed
 from kvgraft.refusals import closest, of_type
 from kvgraft.types import ComponentDeclaration
 
@@ -367,16 +368,11 @@ def select(names: Sequence[str]) -> list[Plugin]:
 POLICY_GROUP = "kvgraft.policies"
 """Entry point group of packages with policies: a class, or a function, without arguments."""
 
-BUILT_IN = {
-    "density": "kvgraft.policies.density:Density",
-    "lru": "kvgraft.policies.recency:LeastRecentlyUsed",
-}
-"""The core's own, imported when they are named."""
-
 
 def policy_names() -> list[str]:
     """Policies that can be named in settings here."""
-    return sorted({*BUILT_IN, *(each.name for each in published(POLICY_GROUP))})
+    ours = {LRU, DENSITY} if is_installed(DENSITY) else {LRU}
+    return sorted(ours.union(each.name for each in published(POLICY_GROUP)))
 
 
 def load_policy(name: str) -> EvictionPolicy:
@@ -385,10 +381,10 @@ def load_policy(name: str) -> EvictionPolicy:
     Raises:
         ConfigError: nobody has one of this name, or its package cannot be used.
     """
-    built_in = BUILT_IN.get(name)
-    if built_in is not None:
-        module, _, member = built_in.partition(":")
-        policy: EvictionPolicy = getattr(import_module(module), member)()
+    if name == LRU:
+        return LeastRecentlyUsed()
+    if name == DENSITY:
+        policy: EvictionPolicy = load_part(DENSITY)()
         return policy
     for each in published(POLICY_GROUP):
         if each.name == name:

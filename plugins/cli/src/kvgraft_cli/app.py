@@ -26,7 +26,7 @@ __all__ = ["main"]
 SET_BY = {"device_bytes": "--device-tokens", "host_bytes": "--host-tokens"}
 """The options behind settings of other names; the others are called as their settings."""
 
-REPLAY = (*PARTS["guard"], *PARTS["sizes"], "plugins/replay")
+REPLAY = (*PARTS["density"], *PARTS["guard"], *PARTS["sizes"], "plugins/replay")
 
 ADDED_BY = {
     "check": PARTS["simulated"],

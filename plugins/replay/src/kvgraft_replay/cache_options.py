@@ -49,7 +49,7 @@ cache_options = OptionGroup(
         "policies",
         type=PolicyList(),
         metavar="NAME,...",
-        default=CacheConfig.model_fields["policy"].default,
+        default=CacheConfig.model_fields["policy"].get_default(call_default_factory=True),
         show_default=True,
         help="Eviction policy: which data is kept. With several, each is replayed and compared.",
     ),

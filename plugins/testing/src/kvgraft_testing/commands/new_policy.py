@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
+from kvgraft.config import DENSITY, LRU
 from kvgraft.optional import published
-from kvgraft.packages.registry import BUILT_IN, POLICY_GROUP
+from kvgraft.packages.registry import POLICY_GROUP
 from kvgraft_testing.commands.new_package import expect_name, into_option, render, show, write
 
 __all__ = ["new_policy"]
@@ -31,7 +32,7 @@ def new_policy(name: str, into: Path) -> None:
     that passes; comments mark the places to change. Nothing is overwritten.
     """
     owners = {each.name: each.distribution for each in published(POLICY_GROUP)}
-    expect_name("policy", name, {**owners, **dict.fromkeys(BUILT_IN, "kvgraft")})
+    expect_name("policy", name, {**owners, **dict.fromkeys((LRU, DENSITY), "kvgraft")})
     show(
         write(name, render(name, TEMPLATES), into),
         f"eviction policy {name!r}",

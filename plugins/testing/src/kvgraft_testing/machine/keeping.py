@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from kvgraft.policies.density import Density
 from kvgraft.policies.policy import EvictionPolicy, Hint, Order, Pool, Use, class_of
 from kvgraft.policies.recency import LeastRecentlyUsed, RecencyQueue
+from kvgraft_density.policy import Density
 
 __all__ = [
     "BY_AGE",

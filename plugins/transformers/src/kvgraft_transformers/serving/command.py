@@ -84,7 +84,7 @@ log = logging.getLogger("kvgraft.serve")
     "--policy",
     type=PolicyName(),
     metavar="NAME",
-    default=CacheConfig.model_fields["policy"].default,
+    default=CacheConfig.model_fields["policy"].get_default(call_default_factory=True),
     show_default=True,
     help="Eviction policy: which data is kept.",
 )

@@ -1,9 +1,9 @@
 """The policy `density`: data that is expected to come back least per time it stays leaves first.
 
 Data is sorted by the class of its last use, see `Density.classify`, and its age. How likely data
-of a class comes back at an age is learnt while serving (`kvgraft.policies.rates`). There is nothing
-to tune, no clock but the tokens that requests use, and no randomness. Until something is learnt,
-and among equals, what was used least recently leaves first.
+of a class comes back at an age is learnt while serving, see `kvgraft_density.learning`. There is
+nothing to tune, no clock but the tokens that requests use, and no randomness. Until something is
+learnt, and among equals, what was used least recently leaves first.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from kvgraft.policies.policy import (
     class_of,
     prefix_sums,
 )
-from kvgraft.policies.prefixes import N_BINS, OLDEST, YOUNGEST, Prefixes, Visit, bin_of
-from kvgraft.policies.rates import Rates
 from kvgraft.policies.recency import LEFT_BEHIND, RecencyQueue
 from kvgraft.types import Tier
+from kvgraft_density.learning import N_BINS, OLDEST, YOUNGEST, Prefixes, Rates, Visit, bin_of
+
+__all__ = ["COARSER", "Clock", "Density", "DensityOrder", "level_of"]
 
 AGAIN: Final = 1
 RETURNING: Final = 2
