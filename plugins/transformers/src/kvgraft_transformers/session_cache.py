@@ -105,6 +105,8 @@ class SessionCache(Cache):
 
         All of them where no session has a resume point among them that needs a state.
         """
+        if n_new == 1:
+            return 1
         return min(session.before_cut(n_new) for session in self.sessions)
 
     def inputs(self, n_new: int) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ memory: that one's data stays as cache, so it comes back to a hit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from kvgraft import KvgraftError, Outcome, Prefetch, Request, Step, TransferError
 from kvgraft_transformers.engine.generation import Generation
@@ -355,7 +355,8 @@ class Schedule:
         Args:
             give_up: called with requests for which the cache raises.
         """
-        short, self.memory.taken = self._prefilled(), None
+        self.memory.taken = None
+        short = batch = self._prefilled()
         while short:
             requests = [each.session.request for each in short if each.session is not None]
             step: Step | None = None
@@ -367,7 +368,7 @@ class Schedule:
             if not refused:
                 self.memory.taken = step
                 break
-            last = self._by_priority()[-1]
+            last = self._by_priority(self.running)[-1]
             try:
                 self.retract(last)
             except KvgraftError as error:
@@ -378,7 +379,8 @@ class Schedule:
                 for each in short
                 if each.session is not None and id(each.session.request) in without
             ]
-        return self._prefilled()
+        nobody_left = self.memory.taken is not None and short is batch
+        return batch if nobody_left else self._prefilled()
 
     def _step_alone(self, short: list[Generation], give_up: GiveUp) -> list[Request]:
         """Slots for each request by itself, as a step of them all raised; those without room."""
@@ -394,11 +396,11 @@ class Schedule:
         return refused
 
     def _prefilled(self) -> list[Generation]:
-        return [each for each in self._by_priority() if each.prefilled]
+        return self._by_priority(each for each in self.running if each.prefilled)
 
-    def _by_priority(self) -> list[Generation]:
+    def _by_priority(self, requests: Iterable[Generation]) -> list[Generation]:
         """Running requests: lower numbers of `priority` first, equal ones in order of arrival."""
-        return sorted(self.running, key=lambda each: (each.request.priority, each.arrived))
+        return sorted(requests, key=lambda each: (each.request.priority, each.arrived))
 
     def prefilling(self, budget_tokens: int, give_up: GiveUp) -> Iterator[tuple[Generation, int]]:
         """Running requests with a chunk of their prompt to compute, each with its slots.
@@ -408,8 +410,8 @@ class Schedule:
             give_up: called with requests whose slots the cache fails to give.
         """
         cache = self.memory.cache
-        for generation in self._by_priority():
-            if generation.session is None or generation.prefilled or budget_tokens <= 0:
+        for generation in self._by_priority(each for each in self.running if not each.prefilled):
+            if generation.session is None or budget_tokens <= 0:
                 continue
             request = generation.session.request
             try:
