@@ -435,6 +435,8 @@ def reuse(run: Run) -> None:
         if way != "computed" and least < cold:
             what = f"{name}: {way} in {took:.3f} s beats {cold:.3f} s"
             report.expect(what, met=took < cold, timed=True)
+        elif way != "computed":
+            print(f"{name}: {way} cannot beat {cold:.3f} s: its bytes alone take {least:.3f} s")
     head = [f"{name}: first token of {extent.prompt}", "bytes", "bytes/bandwidth, s", "s", "faster"]
     grid(head, rows)
     compare(report, name, found.answers)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
@@ -65,7 +66,23 @@ def test_answers_on_a_device_are_those_of_the_cpu(
 
 
 @pytest.mark.gpu("cuda")  # which tells where the host waits
+@contextmanager
+def counted_waits(found: list[str]) -> Iterator[None]:
+    """Note where the host waits for the device."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    lines = [f"{each.filename}:{each.lineno}: {each.message}" for each in seen]
+    found += [each for each in lines if "a synchronizing CUDA operation" in each]
+
+
 def test_a_step_waits_for_the_device_once(tiny: Any, tokens: Callable[..., list[int]]) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("only CUDA tells where the host waits")
     model = deepcopy(tiny("llama", torch.float32)).to("cuda")
     engine = Engine.open(model, LIMITS, page_size=16, device_tokens=368, probe_tokens=0)
     for seed in range(3):
@@ -73,16 +90,30 @@ def test_a_step_waits_for_the_device_once(tiny: Any, tokens: Callable[..., list[
     while len(engine.step()) < 3:
         pass
     engine.step()
-    with warnings.catch_warnings(record=True) as waits:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            assert len(engine.step()) == 3
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    waits: list[str] = []
+    with counted_waits(waits):
+        assert len(engine.step()) == 3
     engine.close()
-    found = [f"{each.filename}:{each.lineno}: {each.message}" for each in waits]
-    assert len([each for each in found if "called a synchronizing" in each]) == 1, found
+    assert len(waits) == 1, waits
+
+
+def test_the_first_step_behind_a_prefix_waits_once(
+    tiny: Any, tokens: Callable[..., list[int]]
+) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("only CUDA tells where the host waits")
+    model = deepcopy(tiny("llama", torch.float32)).to("cuda")
+    engine = Engine.open(model, LIMITS, page_size=16, device_tokens=368, probe_tokens=0)
+    request = GenerationRequest(tokens(90), 1, ignore_end=True)
+    for _ in range(2):
+        engine.generate([request])
+    generation = engine.submit(request)
+    waits: list[str] = []
+    with counted_waits(waits):
+        assert len(engine.step()) == 1
+    assert generation.cached_tokens == 80
+    engine.close()
+    assert len(waits) == 1, waits
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
