@@ -5,7 +5,11 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -20,7 +24,7 @@ from kvgraft_cli.console import OutputConsole
 if TYPE_CHECKING:
     from kvgraft_testing.result import Result
 
-__all__ = ["check"]
+__all__ = ["LINE_EVERY_S", "check", "shown_working"]
 
 STYLES = {
     "passed": "green",
@@ -30,6 +34,9 @@ STYLES = {
     "undecided": "yellow",
     "not applicable": "dim",
 }
+
+LINE_EVERY_S = 30.0
+"""Between two lines of progress, where standard error is no terminal."""
 
 HEADER = (
     "A clause is a rule and its check. RULE-driven: a state machine makes random calls of a cache "
@@ -96,15 +103,8 @@ def check(
         raise ConfigError(f"option {field!r} of component {name!r} is given twice; keep one")
     signal.signal(signal.SIGTERM, _stop)
     console = OutputConsole()
-    waiting = Console(stderr=True)
-    status = waiting.status(f"driving {name!r} through the core")
-
-    if waiting.is_terminal:
-        status.start()
-    try:
+    with shown_working(f"driving {name!r} through the core"):
         results = _results(name, {**given, **more}, profile, device)
-    finally:
-        status.stop()
     if as_json:
         click.echo(json.dumps([result.as_json() for result in results], indent=1))
     else:
@@ -117,6 +117,33 @@ def check(
         console.print(f"component {name!r}: {told}", highlight=False, soft_wrap=True)
     if any(result.bad for result in results):
         sys.exit(1)
+
+
+@contextmanager
+def shown_working(work: str) -> Iterator[None]:
+    """Say that the work goes on: a spinner on a terminal, elsewhere a line now and then.
+
+    The state machine is most of the time, and ends no clause before it ends: so a clock says it.
+    """
+    waiting = Console(stderr=True)
+    if waiting.is_terminal:
+        with waiting.status(work):
+            yield
+        return
+    began, ended = time.monotonic(), threading.Event()
+
+    def tell() -> None:
+        while not ended.wait(LINE_EVERY_S):
+            waiting.file.write(f"kvgraft: {work}, {time.monotonic() - began:.0f} s so far\n")
+            waiting.file.flush()
+
+    teller = threading.Thread(target=tell, name="kvgraft-progress", daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        teller.join()
 
 
 def _stop(number: int, frame: object) -> NoReturn:
