@@ -1,13 +1,14 @@
 """Copies between a GPU and page-locked memory, beside one large copy of torch's.
 
     .venv/bin/python benchmarks/device_copies.py --json copies.json
-    .venv/bin/python benchmarks/device_copies.py --streams 4 8 --sizes piece_nbytes=524288
+    .venv/bin/python benchmarks/device_copies.py --sizes '' piece_nbytes=524288,few_nbytes=1
 
 For rows of several sizes: pages of a pool with 64 planes go to HOST and come back through the
 transfer engine, as a cache sends them, in no order and with random bytes. Shares are of the speed
 of a 1 GiB `copy_` in the same direction, the median of several, in the same process. Both
-directions at once are compared with two such copies at once. The last lines are the time that a
-matrix product loses beside copies: pairs of runs, one with copies and one without.
+directions at once, eight transfers in turn, are compared with two such copies at once. The last
+lines are the time that a matrix product loses beside copies: pairs of runs, one with copies and one
+without.
 """
 
 from __future__ import annotations
@@ -241,8 +242,10 @@ def _pages(pages: Pages, extent: Extent, whole: Mapping[str, float]) -> Iterator
             pages.memory.zero_()
     if not pages.memory.equal(wanted):
         raise RuntimeError(f"rows of {pages.nbytes} bytes: other bytes came back")
-    half = pages.n_pages // 2
-    copies = pages.copies(TO_HOST, slice(half)), pages.copies(TO_DEVICE, slice(half, None))
+    ends = [pages.n_pages * eighth // 8 for eighth in range(9)]
+    copies = [
+        pages.copies(TO_DEVICE if at % 2 else TO_HOST, slice(*ends[at : at + 2])) for at in range(8)
+    ]
 
     def both() -> None:
         tickets = [pages.submit(some) for some in copies]
@@ -348,32 +351,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--json", type=Path, help="write the rows to this file as well")
-    parser.add_argument("--streams", type=int, nargs="+", help="numbers of streams to try")
-    parser.add_argument("--sizes", nargs="*", default=[], help="NAME=BYTES of CopySizes")
+    parser.add_argument(
+        "--sizes", nargs="+", default=[""], help="sets of NAME=BYTES,... of CopySizes to try"
+    )
     parser.add_argument("--programs", type=int, help="of the kernel; by default multiprocessors")
     given = parser.parse_args(arguments)
     module = torch.get_device_module(given.device)
     if not module.is_available():
         print(f"no {given.device.upper()} device here: nothing was measured")
         return 0
-    named = {name: int(value) for name, _, value in (each.partition("=") for each in given.sizes)}
-    sizes = CopySizes()._replace(**named)
-    device = Accelerator(given.device, sizes)
+    device = Accelerator(given.device)
     if given.programs is not None and device.ways.kernel is not None:
         device.ways.kernel.programs = given.programs  # type: ignore[attr-defined]
     print(f"{module.get_device_name(device.device)}, torch {torch.__version__}")
     print(f"batched: {device.ways.batched is not None}, kernel: {device.ways.kernel is not None}")
     programs = getattr(device.ways.kernel, "programs", None)
     found = []
-    for n_streams in given.streams or [sizes.n_streams]:
-        tried = counted(device, sizes._replace(n_streams=n_streams))
+    for text in given.sizes:
+        pairs = [each.partition("=") for each in text.split(",") if each]
+        named = {name: int(value) for name, _, value in pairs}
+        tried = counted(device, CopySizes()._replace(**named))
         ring_nbytes = StreamTransferEngine(tried).ring_nbytes
         print(f"{tried.sizes}, programs {programs}, rings of {ring_nbytes} bytes together")
         for row in measure(tried, Extent()):
             verdict = "" if row.target is None else "met" if row.met else "MISSED"
             told_target = "" if row.target is None else f"target {row.target}: {verdict}"
             print(f"{row.name:56} {row.value:8.3f} {row.unit:12} {told_target:20} {row.note}")
-            found.append({**row._asdict(), "n_streams": n_streams})
+            found.append({**row._asdict(), "sizes": text})
         sys.stdout.flush()
     if given.json is not None:
         given.json.write_text(json.dumps(found, indent=1), encoding="utf-8")

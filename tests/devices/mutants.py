@@ -59,30 +59,27 @@ def _loads_end_with_their_requests(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    "a backup does not wait for compute": _mutant(
-        "B4", streams._Backups.begin, "[*behind, *self._last]", "self._last"
+    "a copy over the bus does not wait for compute": _mutant(
+        "B4", streams._Lane.start, "self.bus.wait(event)", "pass"
     ),
     "a gather does not wait for compute": _mutant(
-        "B4", streams._Backups.begin, "self.local.wait(event)", "pass"
-    ),
-    "a load does not wait for compute": _mutant(
-        "B4", streams._Loads.begin, "self._behind = behind", "self._behind = ()"
+        "B4", streams._Lane.start, "self.local.wait(event)", "pass"
     ),
     "an event is recorded too early": _mutant("B4", streams._Lane.add, *EARLY),
     "an event is recorded on the wrong stream": _mutant(
         "B4", streams._Lane.add, "self.runtime.compute().record()", "self.local.record()"
     ),
     "a backup's ring is emptied before it is filled": _mutant(
-        "B3", streams._Backups.through_ring, "(slabs, full)", "(slabs, ())"
+        "B3", streams._Backups.through_ring, "(slabs, [full])", "(slabs, ())"
     ),
     "a backup's ring is filled before it is emptied": _mutant(
         "B3", streams._Backups.through_ring, "(rows, part.emptied)", "(rows)"
     ),
     "a backup's ring is emptied at the event of its gather": _mutant(
-        "B3", streams._Backups.through_ring, "part.emptied = ", "part.emptied = full; _ = "
+        "B3", streams._Backups.through_ring, "part.emptied = ", "part.emptied = [full]; _ = "
     ),
     "a load's ring is emptied before it is filled": _mutant(
-        "R7", streams._Loads.through_ring, "(rows, full)", "(rows)"
+        "R7", streams._Loads.through_ring, "(rows, [full])", "(rows)"
     ),
     "a load's ring is filled before it is emptied": _mutant(
         "R7", streams._Loads.through_ring, "(slabs, part.emptied)", "(slabs, ())"
@@ -91,22 +88,10 @@ MUTANTS = {
         "R7 L8 B3",
         streams._Loads.through_ring,
         "part.emptied = [self.local.record()]",
-        "part.emptied = full",
-    ),
-    "a scatter waits for one of its streams": _mutant(
-        "R7", streams._Loads.through_ring, "(rows, full)", "(rows, full[:1])"
+        "part.emptied = [full]",
     ),
     "a backup is over when it is gathered": _mutant(
-        "B3 R7",
-        streams._Lane.start,
-        "events += self._last",
-        "events = self._last if self.announces_layers else [self.local.record()]",
-    ),
-    "a backup is over when one of its streams is through": _mutant(
-        "B3 R7",
-        streams._Lane.start,
-        "events += self._last",
-        "events = self._last if self.announces_layers else events[-1:]",
+        "B3 R7", streams._Backups.through_ring, "return [full, *part.emptied]", "return [full]"
     ),
     "a layer is announced before its copies": _mutant(
         "R7",
@@ -148,7 +133,10 @@ LEGAL = {
         "self.runtime.synchronize(); events: list[Event] = [",
     ),
     "a load waits twice": _mutant(
-        "", streams._Loads.begin, "self._behind = behind", "self._behind = [*behind, *behind]"
+        "",
+        streams._Lane.start,
+        "self.bus.wait(event)",
+        "self.bus.wait(event); self.bus.wait(event)",
     ),
     "layers are announced together": _mutant(
         "", streams.StreamTicket.layer_event, "self.ends[self.layers.index(layer)] - 1", "-1"
@@ -158,6 +146,6 @@ LEGAL = {
         "",
         streams._Lane.__init__,
         "self.local = runtime.stream(self.on_device)",
-        "self.local = self.bus[0]",
+        "self.local = self.bus",
     ),
 }

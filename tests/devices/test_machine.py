@@ -18,7 +18,7 @@ SETTINGS = hypothesis.settings(max_examples=25, stateful_step_count=40, derandom
 FEW = hypothesis.settings(SETTINGS, max_examples=16)
 
 SOON = (
-    "a backup does not wait for compute",
+    "a gather does not wait for compute",
     pytest.param("a backup's ring is emptied before it is filled", marks=pytest.mark.long),
 )
 """Defects that show in the first examples; `test_cache` looks for all of them."""

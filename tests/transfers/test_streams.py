@@ -13,7 +13,7 @@ from kvgraft import TransferError
 from kvgraft.transfers import PlaneCopy
 from kvgraft_accelerator.fragments import Fragments
 from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
-from kvgraft_accelerator.streams import StreamTicket, StreamTransferEngine
+from kvgraft_accelerator.streams import FIRST_PIECES, StreamTicket, StreamTransferEngine
 from kvgraft_testing.simulated import DeviceTensor, SimulatedDevice
 from kvgraft_testing.simulated.streams import SimulatedStream
 
@@ -21,9 +21,7 @@ from .gates import Broken
 
 N_LAYERS, N_SLOTS, LANES = 3, 16, 4
 N_PLANES = 2 * N_LAYERS
-SIZES = CopySizes(
-    ring_nbytes=3 * 192, straight_nbytes=64, piece_nbytes=64, few_nbytes=1, n_streams=2
-)
+SIZES = CopySizes(ring_nbytes=3 * 192, straight_nbytes=64, piece_nbytes=64, few_nbytes=1)
 """A slab has 192 bytes: a part of the ring holds one, or those of a layer in three rows."""
 
 DEVICE_ROWS, HOST_ROWS = torch.tensor([9, 2, 3, 11]), torch.tensor([4, 5, 6, 0])
@@ -32,15 +30,20 @@ DEVICE_ROWS, HOST_ROWS = torch.tensor([9, 2, 3, 11]), torch.tensor([4, 5, 6, 0])
 class Pools:
     """Planes on a simulated device, and slabs of the host with all planes side by side."""
 
-    def __init__(self, sizes: CopySizes = SIZES, device: SimulatedDevice | None = None) -> None:
+    def __init__(
+        self,
+        sizes: CopySizes = SIZES,
+        device: SimulatedDevice | None = None,
+        n_slots: int = N_SLOTS,
+    ) -> None:
         self.device = device or SimulatedDevice(sizes=sizes)
         self.engine = StreamTransferEngine(self.device)
         self.planes = [
-            self.device.zeros((N_SLOTS, LANES), torch.int64, f"plane {at}")
+            self.device.zeros((n_slots, LANES), torch.int64, f"plane {at}")
             for at in range(N_PLANES)
         ]
-        memory = self.device.page_locked(N_SLOTS * N_PLANES * LANES * 8, "slabs")
-        self.slabs = memory.view(torch.int64).view(N_SLOTS, N_PLANES * LANES)
+        memory = self.device.page_locked(n_slots * N_PLANES * LANES * 8, "slabs")
+        self.slabs = memory.view(torch.int64).view(n_slots, N_PLANES * LANES)
 
     def copies(self, *, backup: bool, rows: slice = slice(None)) -> list[PlaneCopy]:
         """Keys and values of each layer."""
@@ -86,7 +89,7 @@ class Pools:
 
 
 AT_ONCE = SIZES._replace(ring_nbytes=1 << 16)
-"""Slabs that follow one another are one piece, and two pieces go by two streams."""
+"""Slabs that follow one another are one piece."""
 
 WAYS = {
     "in parts": (SIZES, True),
@@ -190,10 +193,9 @@ def test_the_two_directions_do_not_wait_for_each_other() -> None:
 
 @pytest.mark.parametrize("backup", [True, False])
 def test_a_part_that_fails_fails_its_ticket_and_the_layers_behind_it(*, backup: bool) -> None:
-    sizes = AT_ONCE if backup else SIZES
-    n_events = len(Pools(sizes).submit(backup=backup).events or ())
+    n_events = len(Pools().submit(backup=backup).events or ())
     for number in range(n_events):
-        pools = Pools(sizes)
+        pools = Pools()
         ticket = pools.submit(backup=backup)
         assert ticket.events is not None
         pools.device.fail(ticket.events[number : number + 1])
@@ -208,7 +210,7 @@ class Refusing(SimulatedDevice):
     """Refuses the last of so many moves, once."""
 
     def __init__(self, n_moves: int) -> None:
-        super().__init__(sizes=AT_ONCE._replace(n_streams=3, few_nbytes=128))
+        super().__init__(sizes=SIZES._replace(ring_nbytes=1 << 20))
         self.left = n_moves
 
     def submit_moves(self, stream: SimulatedStream, fragments: Fragments) -> None:
@@ -218,19 +220,42 @@ class Refusing(SimulatedDevice):
         super().submit_moves(stream, fragments)
 
 
-@pytest.mark.parametrize(
-    ("n_moves", "backup"), [*((n, True) for n in range(1, 4)), *((n, False) for n in range(1, 5))]
-)
+N_MANY = FIRST_PIECES + 8
+MANY = torch.arange(N_MANY) * 2
+"""Rows that do not follow one another, more than the first call takes."""
+
+
+@pytest.mark.parametrize("backup", [True, False])
+@pytest.mark.parametrize("n_moves", range(1, 4))
 def test_copies_behind_one_that_was_refused_half_way_wait_for_the_half(
     n_moves: int, *, backup: bool
 ) -> None:
-    pools = Pools(device=Refusing(n_moves))
-    refused = pools.submit(backup=backup)
-    good = pools.submit(backup=backup, rows=slice(3))  # by fewer streams
-    assert refused.failure is not None
-    assert good.failure is None
+    pools = Pools(device=Refusing(n_moves), n_slots=2 * N_MANY)
+    copies = [
+        copy._replace(source_rows=MANY, target_rows=MANY) for copy in pools.copies(backup=backup)
+    ]
+    refused, *good = (pools.engine.submit(copies) for _ in range(4))  # the ring goes round
     assert refused.wait(1)
+    assert "refused" in str(refused.error)
+    assert all(ticket.wait(1) and ticket.error is None for ticket in good)
     pools.device.finish()
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_the_first_call_takes_few_pieces_and_each_later_one_twice_as_many(*, backup: bool) -> None:
+    n = 4 * FIRST_PIECES
+    pools = Pools(SIZES._replace(straight_nbytes=0), n_slots=2 * n)
+    key, *_ = pools.copies(backup=backup)
+    rows = torch.arange(n) * 2
+    copies = [key._replace(source_rows=rows, target_rows=rows)]
+    way = "backup" if backup else "load-back"
+    for few_nbytes, calls in ((1, 3), (n * LANES * 8, 1)):
+        pools.device.sizes = pools.device.sizes._replace(few_nbytes=few_nbytes)
+        for _ in range(2):
+            pools.engine.submit(copies)
+            pools.device.synchronize()
+            assert sum(f" {way} on " in step for step in pools.device.schedule) == calls
+            pools.device.schedule.clear()
 
 
 def test_a_kernel_waits_for_the_event_of_its_layer_and_for_no_other() -> None:
@@ -294,7 +319,7 @@ def test_a_fence_that_raises_or_is_never_reached_fails_its_copy_alone() -> None:
 
 @pytest.mark.parametrize("backup", [True, False])
 def test_a_copy_that_fails_ends_its_ticket_when_all_its_copies_have_ended(*, backup: bool) -> None:
-    pools = Pools(AT_ONCE if backup else SIZES)
+    pools = Pools()
     first = pools.submit(backup=backup)
     assert first.events is not None
     pools.device.fail(first.events[-1:])

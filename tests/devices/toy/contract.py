@@ -51,7 +51,7 @@ def in_company(name: str | Plugin) -> Setup:
 
 
 def test_bytes_that_were_copied_too_early_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS["a backup does not wait for compute"].put_in(monkeypatch)
+    MUTANTS["a gather does not wait for compute"].put_in(monkeypatch)
     TOY.delay(300)
     found = search(machine_for(in_company("full")), SETTINGS)
     assert found is not None, "survived"

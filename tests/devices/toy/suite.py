@@ -256,7 +256,7 @@ def test_the_benchmark_of_copies_measures_and_gets_its_bytes_back() -> None:
     assert spec.loader is not None
     benchmark = sys.modules["device_copies"] = module_from_spec(spec)
     spec.loader.exec_module(benchmark)
-    sizes = CopySizes(1 << 16, 8192, 2048, piece_nbytes=2048, few_nbytes=1024, n_streams=3)
+    sizes = CopySizes(1 << 16, 8192, 2048, piece_nbytes=2048, few_nbytes=1024)
     device = Accelerator("toy", sizes, WAYS["both"])
     rows = (1024, 4096, 16384)
     extent = benchmark.Extent(1 << 18, 1 << 18, rows, 4, 8, 2, 2, 1, rows)
@@ -271,8 +271,8 @@ def test_the_benchmark_of_copies_measures_and_gets_its_bytes_back() -> None:
         "%",
     }
     notes = {row.name: row.note for row in found}
-    # 13 parts of the ring, of 5 slabs each
-    moved = "batched 39 calls 64 pieces, kernel 13 calls 256 pieces"
+    # 14 parts of the ring: 2 slabs, then 5 each
+    moved = "batched 14 calls 64 pieces, kernel 14 calls 256 pieces"
     assert notes["to HOST, rows of 1 KiB"] == moved
 
 

@@ -39,7 +39,7 @@ class Accelerator:
         ways: the ways of this device; by default those that are found.
 
     Attributes:
-        sizes: see above; only the driver's call is worth more than one stream.
+        sizes: see above.
         ways: see above.
         stages: whether it has both ways that take addresses.
 
@@ -65,8 +65,6 @@ class Accelerator:
         self._fragmenter = Fragmenter()
         self._locked: dict[int, torch.Tensor] = {}
         self.sizes = sizes or CopySizes()
-        if self.ways.batched is None:
-            self.sizes = self.sizes._replace(n_streams=1)
         self.stages = self.ways.batched is not None and self.ways.kernel is not None
 
     def zeros(self, shape: Sequence[int], dtype: torch.dtype, label: str) -> torch.Tensor:

@@ -1,14 +1,15 @@
 """Copies on streams of a device: the engine of accelerators, and of the simulated one.
 
 No thread waits, and slabs and rings are taken once. The scheduler's thread submits copies and polls
-events. Several streams cross the bus at once, in pieces that are large for the bus:
+events. What crosses the bus is in pieces that are large for it:
 
     backup   planes ── gather ──► ring ── bus ──► slabs of the host
     load     slabs of the host ── bus ──► ring ── scatter ──► planes      an event for each group
     large rows, or few ────────── bus ──────────► as they are             of layers
 
-A part of the ring is filled again behind the events of what emptied it. Each direction has its own
-ring and streams.
+A part of the ring is filled again behind the event of what emptied it. Each direction has a ring of
+its own, a stream that crosses the bus and one that stays on the device. Only one crosses: a copy
+engine takes several one after the other, so the first layers of a load would come late.
 """
 
 from __future__ import annotations
@@ -46,6 +47,13 @@ ALIGNMENT = 64
 
 N_PARTS = 3
 """Parts of a ring: one is filled, one emptied, one ready for either."""
+
+FIRST_SHARE = 4
+"""The first of a submission's parts is filled to one over this: the bus begins earlier."""
+
+FIRST_PIECES = 32
+"""Of a submission's first call. Each later one takes twice as many: copies begin when a call
+returns, 0.9 µs for each piece after it was made, and take longer than that."""
 
 
 class StreamTicket(Ticket):
@@ -184,13 +192,10 @@ class _Held(NamedTuple):
 class _Lane:
     """Submissions of one direction.
 
-    Every byte that it writes to a pool or a slab is written by a stream that waits for `_last`, so
-    behind what earlier submissions wrote.
-
     Attributes:
         over_bus, on_device: the uses of its streams.
         announces_layers: whether a layer is there before all are.
-        bus: streams that cross the bus.
+        bus: the stream that crosses the bus.
         local: the stream that moves rows between planes and ring.
         ring: None where the device needs none.
     """
@@ -201,7 +206,7 @@ class _Lane:
 
     def __init__(self, runtime: StreamRuntime, fence_timeout_s: float) -> None:
         self.runtime = runtime
-        self.bus = [runtime.stream(self.over_bus) for _ in range(runtime.sizes.n_streams)]
+        self.bus = runtime.stream(self.over_bus)
         self.local = runtime.stream(self.on_device)
         self.ring = _Ring(runtime, self.over_bus.value) if runtime.stages else None
         self._fence_timeout_s = fence_timeout_s
@@ -213,8 +218,7 @@ class _Lane:
             runtime.address, self.sides, sizes.straight_nbytes, piece_nbytes, part_nbytes
         )
         self._last: Sequence[Event] = ()
-        self._behind: Sequence[Event] = ()
-        self._n_open = 0
+        self._n_pieces = FIRST_PIECES
 
     def add(self, ticket: StreamTicket, fence: Fence | None) -> None:
         """Start a submission behind what the device was given so far, and its fence."""
@@ -255,8 +259,10 @@ class _Lane:
 
     def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> tuple[list[Event], list[int]]:
         """Submit the copies behind some events; `events` and `ends` of the ticket."""
-        self._n_open = 0
-        self.begin(behind)
+        self._n_pieces = FIRST_PIECES
+        for event in behind:
+            self.bus.wait(event)
+            self.local.wait(event)
         events: list[Event] = []
         ends: dict[int, int] = {}
         steps = None if _is_chained(ticket.copies) else self._steps(ticket.copies)
@@ -268,15 +274,13 @@ class _Lane:
             else:
                 events += self.straight(self._fragmenter.fragments(step.copies))
             ends.update(dict.fromkeys(step.layers, len(events)))
-        self._last = [self.end()]
-        if not self.announces_layers or not events:
-            events += self._last
+        if events:
+            self._last = events[-1:]
+        else:
+            events.append(self.bus.record())
+        if not self.announces_layers:
             ends.clear()
         return events, [ends.get(layer, len(events)) for layer in ticket.layers]
-
-    def begin(self, behind: Sequence[Event]) -> None:
-        """The copies of a submission run behind these events."""
-        raise NotImplementedError
 
     def sides(self, source: T, target: T) -> tuple[T, T]:
         """The side of the device first, or of these two the source first."""
@@ -299,39 +303,35 @@ class _Lane:
         """
         raise NotImplementedError
 
-    def end(self) -> Event:
-        """An event behind all that the submission wrote."""
-        raise NotImplementedError
+    def cross(self, fragments: Fragments, behind: Sequence[Event]) -> Event:
+        """Move pieces over the bus; the event behind them."""
+        nbytes = max(1, int(fragments.nbytes.sum()))
+        few = self.runtime.sizes.few_nbytes * len(fragments.nbytes) // nbytes
+        first = 0
+        while first < len(fragments.nbytes):
+            end = first + max(self._n_pieces, few)
+            self._n_pieces *= 2
+            self.bus.move(Fragments(*(each[first:end] for each in fragments)), behind)
+            first, behind = end, ()
+        return self.bus.record()
 
-    def cross(self, fragments: Fragments, behind: Sequence[Event]) -> list[Event]:
-        """Move pieces over the bus, dealt to its streams; the events behind them."""
-        few_nbytes = max(1, self.runtime.sizes.few_nbytes)
-        n_few = 1 + int(fragments.nbytes.sum()) // few_nbytes
-        n = min(len(self.bus), len(fragments.nbytes), n_few)
-        for stream in self.bus[self._n_open : n]:
-            for event in self._behind:
-                stream.wait(event)
-        self._n_open = max(self._n_open, n)
-        events = []
-        for number, stream in enumerate(self.bus[:n]):
-            dealt = fragments if n == 1 else Fragments(*(each[number::n] for each in fragments))
-            stream.move(dealt, behind)
-            events.append(stream.record())
-        return events
+    @property
+    def _has_begun(self) -> bool:
+        """Whether something of the submission crosses the bus already."""
+        return self._n_pieces > FIRST_PIECES
 
     def _copy_rows(
         self, copies: Sequence[PlaneCopy], events: list[Event], ends: dict[int, int]
     ) -> None:
         """Layer by layer on one stream, or copy by copy where one reads the bytes of another."""
-        stream, self._n_open = self.bus[0], 1
-        for event in (*self._behind, *self._last):
-            stream.wait(event)
+        for event in self._last:
+            self.bus.wait(event)
         is_chained = _is_chained(copies)
         for layer, group in groupby(copies, key=lambda copy: copy.layer):
             some = list(group)
-            events += stream.copy([[copy] for copy in some] if is_chained else [some])
+            events += self.bus.copy([[copy] for copy in some] if is_chained else [some])
             ends[layer] = len(events)
-        self.local.wait(stream.record())
+        self.local.wait(self.bus.record())
 
     def _steps(self, copies: Sequence[PlaneCopy]) -> list[_Staged | _Straight] | None:
         """Copies by their ways, first layers first; None where no address reaches some."""
@@ -363,8 +363,10 @@ class _Lane:
         slab = step.slab
         stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
         n_rows = self.ring.part_nbytes // stride
-        for first in range(0, len(step.on_host), n_rows):
-            on_device, on_host = (each[first : first + n_rows] for each in step[2:])
+        first = 0
+        while first < len(step.on_host):
+            end = first + (n_rows if self._has_begun else -(-n_rows // FIRST_SHARE))
+            on_device, on_host = (each[first:end] for each in step[2:])
             part = self.ring.next()
             in_ring = part.address + stride * np.arange(len(on_host), dtype=np.int64)
             slabs = joined(*self.sides(in_ring, slab.host + slab.host_step * on_host), slab.nbytes)
@@ -372,6 +374,7 @@ class _Lane:
             lanes = (slab.starts + in_ring).ravel()
             rows = Fragments(*self.sides(planes, lanes), np.repeat(slab.widths, len(on_host)))
             yield from self.through_ring(part, slabs, rows)
+            first = end
 
     def give_up(self) -> list[Event]:
         """A submission failed half way: what comes next waits for all of it; the events behind."""
@@ -383,7 +386,7 @@ class _Lane:
     def ends(self) -> list[Event]:
         """Events behind all that was submitted; none where the device is lost."""
         try:
-            return [stream.record() for stream in (*self.bus, self.local)]
+            return [stream.record() for stream in (self.bus, self.local)]
         except TransferError:
             return []
 
@@ -399,15 +402,11 @@ class _Lane:
 class _Loads(_Lane):
     """HOST to DEVICE, first layers first.
 
-    `local` waits for every piece, so its events are behind all that was submitted before.
+    Pools are written by `local`, or behind it and before what it does next.
     """
 
     over_bus, on_device = Purpose.LOAD_BACK, Purpose.SCATTER
     announces_layers = True
-
-    def begin(self, behind: Sequence[Event]) -> None:
-        """The scatters wait for what crossed the bus, and so for the same."""
-        self._behind = behind
 
     def sides(self, source: T, target: T) -> tuple[T, T]:
         """The target is on the device."""
@@ -416,33 +415,22 @@ class _Loads(_Lane):
     def straight(self, fragments: Fragments) -> list[Event]:
         """Into place, behind the scatters of earlier submissions."""
         crossed = self.cross(fragments, self._last)
-        for event in crossed:
-            self.local.wait(event)
-        return [*crossed, self.local.record()]
+        self.local.wait(crossed)
+        return [crossed, self.local.record()]
 
     def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
         """Over the bus, then into place."""
         full = self.cross(slabs, part.emptied)
-        self.local.move(rows, full)
+        self.local.move(rows, [full])
         part.emptied = [self.local.record()]
-        return [*full, *part.emptied]
-
-    def end(self) -> Event:
-        """Behind the last scatter, and all that went straight."""
-        return self.local.record()
+        return [full, *part.emptied]
 
 
 class _Backups(_Lane):
-    """DEVICE to HOST; layers are announced together."""
+    """DEVICE to HOST; layers are announced together. Gathers may be ahead of the bus."""
 
     over_bus, on_device = Purpose.BACKUP, Purpose.GATHER
     announces_layers = False
-
-    def begin(self, behind: Sequence[Event]) -> None:
-        """The gathers of one submission may run beside the copies of the one before."""
-        for event in behind:
-            self.local.wait(event)
-        self._behind = [*behind, *self._last]
 
     def sides(self, source: T, target: T) -> tuple[T, T]:
         """The source is on the device."""
@@ -450,21 +438,14 @@ class _Backups(_Lane):
 
     def straight(self, fragments: Fragments) -> list[Event]:
         """To the host."""
-        return self.cross(fragments, ())
+        return [self.cross(fragments, ())]
 
     def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
         """Side by side, then over the bus."""
         self.local.move(rows, part.emptied)
-        full = [self.local.record()]
-        part.emptied = self.cross(slabs, full)
-        return [*full, *part.emptied]
-
-    def end(self) -> Event:
-        """Behind all streams that the submission went to."""
-        first, *others = self.bus
-        for stream in others[: self._n_open - 1]:
-            first.wait(stream.record())
-        return first.record()
+        full = self.local.record()
+        part.emptied = [self.cross(slabs, [full])]
+        return [full, *part.emptied]
 
 
 class _Staged(NamedTuple):
