@@ -47,7 +47,12 @@ BATCH_NBYTES = 256
 """Pieces of this size and more are batched: all that are copied to or from the host."""
 
 
-def nowhere(fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()) -> None:
+def nowhere(
+    fragments: Fragments,
+    stream: torch.Stream,
+    behind: Sequence[torch.Event] = (),
+    sent_by: torch.Stream | None = None,
+) -> None:
     """Stands for the driver's call and the kernel."""
 
 

@@ -94,12 +94,16 @@ class Counted:
         self.calls = self.pieces = 0
 
     def __call__(
-        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+        self,
+        fragments: Fragments,
+        stream: torch.Stream,
+        behind: Sequence[torch.Event] = (),
+        sent_by: torch.Stream | None = None,
     ) -> None:
         """Count, and submit."""
         self.calls += 1
         self.pieces += len(fragments.nbytes)
-        self.way(fragments, stream, behind)
+        self.way(fragments, stream, behind, sent_by)
 
 
 def counted(device: Accelerator, sizes: CopySizes | None = None) -> Accelerator:

@@ -59,9 +59,6 @@ def _loads_end_with_their_requests(patch: pytest.MonkeyPatch) -> None:
 
 
 MUTANTS = {
-    "a copy over the bus does not wait for compute": _mutant(
-        "B4", streams._Lane.start, "self.bus.wait(event)", "pass"
-    ),
     "a gather does not wait for compute": _mutant(
         "B4", streams._Lane.start, "self.local.wait(event)", "pass"
     ),
@@ -79,7 +76,7 @@ MUTANTS = {
         "B3", streams._Backups.through_ring, "part.emptied = ", "part.emptied = [full]; _ = "
     ),
     "a load's ring is emptied before it is filled": _mutant(
-        "R7", streams._Loads.through_ring, "(rows, [full])", "(rows)"
+        "R7", streams._Loads.through_ring, "(rows, [full], self.bus)", "(rows)"
     ),
     "a load's ring is filled before it is emptied": _mutant(
         "R7", streams._Loads.through_ring, "(slabs, part.emptied)", "(slabs, ())"
@@ -108,11 +105,11 @@ MUTANTS = {
     "a transfer is over before it ran": _mutant(
         "B3 R7 L8 B4", Journal.poll, "queue[0].ticket.done", "queue[0].ticket.events"
     ),
-    "a transfer is over when its first layer is there": _mutant(
+    "a transfer is over when a part of it is there": _mutant(
         "R7 B3",
         streams.StreamTicket.done,
         "self._look(None)",
-        "self._look(None) or self.layers_done > 0",
+        "self._look(None) or self._n_passed > 0",
     ),
     "the load of an aborted request gives its slots back at once": Mutant(
         ("L8", "R7"), _loads_end_with_their_requests

@@ -44,11 +44,21 @@ SIZES_IN_C = ctypes.POINTER(ctypes.c_size_t)
 ATTRIBUTES_IN_C = ctypes.POINTER(ctypes.c_uint * 6)
 
 
-def batched(fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()) -> None:
+def batched(
+    fragments: Fragments,
+    stream: torch.Stream,
+    behind: Sequence[torch.Event] = (),
+    sent_by: torch.Stream | None = None,
+) -> None:
     raise AssertionError("only named here")
 
 
-def kernel(fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()) -> None:
+def kernel(
+    fragments: Fragments,
+    stream: torch.Stream,
+    behind: Sequence[torch.Event] = (),
+    sent_by: torch.Stream | None = None,
+) -> None:
     raise AssertionError("only named here")
 
 

@@ -27,7 +27,7 @@ from kvgraft.devices import PlaneCopy
 from kvgraft.pools.component import run_copy
 from kvgraft_accelerator import Accelerator
 from kvgraft_accelerator.cuda_driver import CudaDriver
-from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.fragments import Fragmenter, Fragments
 from kvgraft_accelerator.page_locked import page_locked
 from kvgraft_accelerator.protocol import CopySizes, Purpose
 from kvgraft_accelerator.streams import StreamTransferEngine
@@ -64,9 +64,13 @@ class Kernel:
     """Stands for the kernel: moves pieces at its place in the stream, through the toy's call."""
 
     def __call__(
-        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+        self,
+        fragments: Fragments,
+        stream: torch.Stream,
+        behind: Sequence[torch.Event] = (),
+        sent_by: torch.Stream | None = None,
     ) -> None:
-        ToyBatches(DRIVER)(fragments, stream, behind)
+        ToyBatches(DRIVER)(fragments, stream, behind, sent_by)
 
 
 OLDER = CudaDriver(OlderLibrary(ctypes.CDLL(TOY.__file__)))  # type: ignore[arg-type]
@@ -233,8 +237,11 @@ def test_a_table_is_filled_again_when_the_kernel_that_read_it_has_ended() -> Non
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
+@pytest.mark.parametrize("is_sent_by_another", [True, False])
 @pytest.mark.parametrize("from_device", [True, False])
-def test_the_kernel_copies_in_the_interpreter(*, from_device: bool) -> None:
+def test_the_kernel_copies_in_the_interpreter(
+    *, from_device: bool, is_sent_by_another: bool
+) -> None:
     from kvgraft_accelerator.kernels import KernelCopies
 
     without = Accelerator("toy", CopySizes(), Ways())
@@ -244,8 +251,11 @@ def test_the_kernel_copies_in_the_interpreter(*, from_device: bool) -> None:
     pair = (on_device, locked) if from_device else (locked, on_device)
     wanted = plane(device, "pageable")
     run_copy(PlaneCopy(0, wanted.clone(), wanted, READ, WRITE))
-    events = device.compute().copy([[PlaneCopy(0, *pair, READ, WRITE)]])
-    assert events[0].wait(10)
+    fragments = Fragmenter().fragments([PlaneCopy(0, *pair, READ, WRITE)])
+    stream, sender = device.stream(Purpose.SCATTER), device.stream(Purpose.LOAD_BACK)
+    behind = [device.compute().record()]
+    stream.move(fragments, behind, sender if is_sent_by_another else None)
+    assert stream.record().wait(10)
     assert pair[1].cpu().equal(wanted)
 
 

@@ -88,11 +88,20 @@ class KernelCopies:
             copy_fragments[(1,)](table.on_device, 0, num_warps=WARPS, **words)
 
     def __call__(
-        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+        self,
+        fragments: Fragments,
+        stream: torch.Stream,
+        behind: Sequence[torch.Event] = (),
+        sent_by: torch.Stream | None = None,
     ) -> None:
         """Submit them; their addresses are on the device before the stream waits."""
         n_fragments = len(fragments.nbytes)
-        table = self._tables.fill(fragments)
+        if sent_by is None:
+            table = self._tables.fill(fragments)
+        else:
+            with sent_by:
+                table = self._tables.fill(fragments)
+            stream.wait_event(sent_by.record_event())
         for event in behind:
             stream.wait_event(event)
         words = constants(alignment(fragments), int(fragments.nbytes.max()))

@@ -106,12 +106,19 @@ class Stream(Protocol):
             An event for each group, behind it.
         """
 
-    def move(self, fragments: Fragments, behind: Sequence[Event] = ()) -> None:
+    def move(
+        self,
+        fragments: Fragments,
+        behind: Sequence[Event] = (),
+        sent_by: Stream | None = None,
+    ) -> None:
         """Copy pieces, in any order, behind some events as if `wait` had been called for each.
 
         Args:
             fragments: at least one, none empty; addresses are those of `StreamRuntime.address`.
-            behind: what the copies need of these events' work is prepared without waiting for it.
+            behind: the addresses may be sent to the device before.
+            sent_by: the stream that sends them. One that crosses the bus anyway does so between its
+                own copies; another takes the copy engine away from it.
         """
 
     def record(self) -> Event:

@@ -17,7 +17,7 @@ from kvgraft_accelerator import plain
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragmenter, Fragments
 from kvgraft_accelerator.page_locked import page_locked
-from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
+from kvgraft_accelerator.protocol import CopySizes, Event, Purpose, Stream
 from kvgraft_accelerator.ways import Ways, find_ways, parted
 
 __all__ = ["Accelerator", "AcceleratorEvent", "AcceleratorStream"]
@@ -88,7 +88,7 @@ class Accelerator:
         """The same, unlocked with its last tensor."""
         if self._driver is None:
             return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
-        self._driver.synchronize(self.device)  # makes the device's context this thread's
+        torch.zeros(1, device=self.device)  # makes the device's context this thread's
         return page_locked(self._driver, nbytes)
 
     def is_page_locked(self, tensor: torch.Tensor) -> bool:
@@ -147,11 +147,15 @@ class Accelerator:
                 yield
 
     def move(
-        self, fragments: Fragments, stream: AcceleratorStream, behind: Sequence[torch.Event]
+        self,
+        fragments: Fragments,
+        stream: AcceleratorStream,
+        behind: Sequence[torch.Event],
+        sent_by: torch.Stream | None,
     ) -> None:
         """Submit pieces to torch's current stream."""
         if not stream.purpose.crosses_bus and self.ways.kernel is not None:
-            self.ways.kernel(fragments, stream.raw, behind)
+            self.ways.kernel(fragments, stream.raw, behind, sent_by)
             return
         for way, some in parted(self.ways, self.sizes, fragments, crosses_bus=True):
             way(some, stream.raw, behind)
@@ -210,10 +214,16 @@ class AcceleratorStream:
                 events.append(self.record())
         return events
 
-    def move(self, fragments: Fragments, behind: Sequence[Event] = ()) -> None:
+    def move(
+        self,
+        fragments: Fragments,
+        behind: Sequence[Event] = (),
+        sent_by: Stream | None = None,
+    ) -> None:
         """Submit pieces behind some events; see `Stream.move`."""
+        sender = sent_by.raw if isinstance(sent_by, AcceleratorStream) else None
         with self._told, self.raw:
-            self._device.move(fragments, self, [_raw(event) for event in behind])
+            self._device.move(fragments, self, [_raw(event) for event in behind], sender)
 
     def record(self) -> AcceleratorEvent:
         """An event behind all that was submitted so far."""

@@ -421,7 +421,7 @@ class _Loads(_Lane):
     def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
         """Over the bus, then into place."""
         full = self.cross(slabs, part.emptied)
-        self.local.move(rows, [full])
+        self.local.move(rows, [full], self.bus)
         part.emptied = [self.local.record()]
         return [full, *part.emptied]
 

@@ -28,7 +28,11 @@ class Way(Protocol):
     """A call that takes many copies."""
 
     def __call__(
-        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+        self,
+        fragments: Fragments,
+        stream: torch.Stream,
+        behind: Sequence[torch.Event] = (),
+        sent_by: torch.Stream | None = None,
     ) -> None:
         """Submit copies of pieces, which run in any order; the arrays may change afterwards.
 
@@ -36,6 +40,7 @@ class Way(Protocol):
             fragments: at least one, none empty.
             stream: torch's current one.
             behind: events that the stream waits for first, with the copies at the latest.
+            sent_by: sends the addresses, if they need to be sent; by default `stream`.
         """
 
 
@@ -90,9 +95,14 @@ class BatchedCopies:
         self._handles: dict[int, int] = {}
 
     def __call__(
-        self, fragments: Fragments, stream: torch.Stream, behind: Sequence[torch.Event] = ()
+        self,
+        fragments: Fragments,
+        stream: torch.Stream,
+        behind: Sequence[torch.Event] = (),
+        sent_by: torch.Stream | None = None,
     ) -> None:
-        """Submit them; see `Way`."""
+        """Submit them; see `Way`. The call takes the addresses from the host."""
+        del sent_by
         for event in behind:
             stream.wait_event(event)
         handle = self._handles.get(stream.stream_id)
