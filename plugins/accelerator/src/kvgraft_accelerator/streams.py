@@ -14,6 +14,7 @@ engine takes several one after the other, so the first layers of a load would co
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -354,7 +355,8 @@ class _Lane:
                 rows = self.sides(source_rows, target_rows)
                 steps += [_Staged(slab.layers, slab, *rows) for slab in route.slabs]
         straight.sort(key=lambda copy: copy.layer)
-        steps += _grouped(straight, sizes.group_nbytes)
+        group_nbytes = sizes.group_nbytes if self.announces_layers else sys.maxsize
+        steps += _grouped(straight, group_nbytes)
         return sorted(steps, key=lambda step: step.layers[0])
 
     def _stage(self, step: _Staged) -> Iterator[Event]:
