@@ -67,28 +67,31 @@ MUTANTS = {
         "B4", streams._Lane.add, "self.runtime.compute().record()", "self.local.record()"
     ),
     "a backup's ring is emptied before it is filled": _mutant(
-        "B3", streams._Backups.through_ring, "(slabs, [full])", "(slabs, ())"
+        "B3", streams._Backups.through_ring, "(slabs, full)", "(slabs, ())"
     ),
     "a backup's ring is filled before it is emptied": _mutant(
         "B3", streams._Backups.through_ring, "(rows, part.emptied)", "(rows)"
     ),
     "a backup's ring is emptied at the event of its gather": _mutant(
-        "B3", streams._Backups.through_ring, "part.emptied = ", "part.emptied = [full]; _ = "
+        "B3", streams._Backups.through_ring, "part.emptied = ", "part.emptied = full; _ = "
     ),
     "a load's ring is emptied before it is filled": _mutant(
-        "R7", streams._Loads.through_ring, "(rows, [full], self.bus)", "(rows)"
+        "R7", streams._Loads.through_ring, "(rows, full, self.bus[-1])", "(rows)"
     ),
     "a load's ring is filled before it is emptied": _mutant(
-        "R7", streams._Loads.through_ring, "(slabs, part.emptied)", "(slabs, ())"
+        "R7 L8", streams._Loads.through_ring, "(slabs, part.emptied)", "(slabs, ())"
     ),
     "a load's ring is emptied when it is full": _mutant(
         "R7 L8 B3",
         streams._Loads.through_ring,
         "part.emptied = [self.local.record()]",
-        "part.emptied = [full]",
+        "part.emptied = full",
     ),
-    "a backup is over when it is gathered": _mutant(
-        "B3 R7", streams._Backups.through_ring, "return [full, *part.emptied]", "return [full]"
+    "a backup is over when its first rows are gathered": _mutant(
+        "B3 R7",
+        streams._Lane.start,
+        "return events, [",
+        "events = events if self.announces_layers else events[:1]\n    return events, [",
     ),
     "a layer is announced before its copies": _mutant(
         "R7",
@@ -132,8 +135,8 @@ LEGAL = {
     "a load waits twice": _mutant(
         "",
         streams._Lane.start,
-        "self.bus.wait(event)",
-        "self.bus.wait(event); self.bus.wait(event)",
+        "stream.wait(event)\n",
+        "stream.wait(event); stream.wait(event)\n",
     ),
     "layers are announced together": _mutant(
         "", streams.StreamTicket.layer_event, "self.ends[self.layers.index(layer)] - 1", "-1"
@@ -143,6 +146,6 @@ LEGAL = {
         "",
         streams._Lane.__init__,
         "self.local = runtime.stream(self.on_device)",
-        "self.local = self.bus",
+        "self.local = self.bus[0]",
     ),
 }

@@ -22,7 +22,7 @@ from .torch_player import TorchPlayer
 
 pytestmark = pytest.mark.gpu
 
-SMALL = CopySizes(3072, 512, 100, piece_nbytes=128, group_nbytes=256, few_nbytes=100)
+SMALL = CopySizes(3072, 512, 100, piece_nbytes=128, group_nbytes=256, few_nbytes=100, n_streams=2)
 """Every way is taken, and rings go round."""
 
 

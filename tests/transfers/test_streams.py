@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Sequence
+from itertools import product
 
 import pytest
 import torch
@@ -94,6 +95,8 @@ AT_ONCE = SIZES._replace(ring_nbytes=1 << 16)
 WAYS = {
     "in parts": (SIZES, True),
     "at once": (AT_ONCE, True),
+    "in turns": (SIZES._replace(n_streams=2), True),
+    "straight in turns": (SIZES._replace(straight_nbytes=0, group_nbytes=1, n_streams=2), False),
     "a plane more than a part holds": (SIZES._replace(ring_nbytes=3 * 128), True),
     "straight": (SIZES._replace(straight_nbytes=0), False),
     "no ring": (SIZES._replace(ring_nbytes=0), False),
@@ -168,11 +171,17 @@ def test_layers_of_a_load_are_announced_in_groups_of_large_pieces(
 
 @pytest.mark.parametrize("backup", [True, False])
 @pytest.mark.parametrize("few_nbytes", [1, 193])
-def test_one_direction_writes_in_the_order_of_submission(*, backup: bool, few_nbytes: int) -> None:
+@pytest.mark.parametrize("n_streams", [1, 2, 3])
+def test_one_direction_writes_in_the_order_of_submission(
+    n_streams: int, few_nbytes: int, *, backup: bool
+) -> None:
     """One row goes straight where that is few, four rows through the ring."""
-    one, some, every = slice(1), slice(None, None, 2), slice(None)
-    for rows in ((one, every), (every, one), (every, some), (one, one)):
-        pools = Pools(AT_ONCE._replace(few_nbytes=few_nbytes))
+    one, some, every, most = slice(1), slice(None, None, 2), slice(None), slice(1, None)
+    pairs = ((one, every), (every, one), (every, some), (one, one), (every, most))
+    for rows, n_slabs in product(pairs, (1, 9)):
+        ring_nbytes = (2 + n_streams) * n_slabs * 192
+        sizes = SIZES._replace(ring_nbytes=ring_nbytes, few_nbytes=few_nbytes)
+        pools = Pools(sizes._replace(n_streams=n_streams))
         pools.fill()
         pools.device.synchronize()
         for some in rows:
@@ -209,8 +218,8 @@ def test_a_part_that_fails_fails_its_ticket_and_the_layers_behind_it(*, backup: 
 class Refusing(SimulatedDevice):
     """Refuses the last of so many moves, once."""
 
-    def __init__(self, n_moves: int) -> None:
-        super().__init__(sizes=SIZES._replace(ring_nbytes=1 << 20))
+    def __init__(self, n_moves: int, n_streams: int) -> None:
+        super().__init__(sizes=SIZES._replace(ring_nbytes=1 << 20, n_streams=n_streams))
         self.left = n_moves
 
     def submit_moves(self, stream: SimulatedStream, fragments: Fragments) -> None:
@@ -227,14 +236,15 @@ MANY = torch.arange(N_MANY) * 2
 
 @pytest.mark.parametrize("backup", [True, False])
 @pytest.mark.parametrize("n_moves", range(1, 4))
+@pytest.mark.parametrize("n_streams", [1, 2])
 def test_copies_behind_one_that_was_refused_half_way_wait_for_the_half(
-    n_moves: int, *, backup: bool
+    n_streams: int, n_moves: int, *, backup: bool
 ) -> None:
-    pools = Pools(device=Refusing(n_moves), n_slots=2 * N_MANY)
+    pools = Pools(device=Refusing(n_moves, n_streams), n_slots=2 * N_MANY)
     copies = [
         copy._replace(source_rows=MANY, target_rows=MANY) for copy in pools.copies(backup=backup)
     ]
-    refused, *good = (pools.engine.submit(copies) for _ in range(4))  # the ring goes round
+    refused, *good = (pools.engine.submit(copies) for _ in range(5))  # the ring goes round
     assert refused.wait(1)
     assert "refused" in str(refused.error)
     assert all(ticket.wait(1) and ticket.error is None for ticket in good)
@@ -244,7 +254,7 @@ def test_copies_behind_one_that_was_refused_half_way_wait_for_the_half(
 @pytest.mark.parametrize("backup", [True, False])
 def test_the_first_call_takes_few_pieces_and_each_later_one_twice_as_many(*, backup: bool) -> None:
     n = 4 * FIRST_PIECES
-    pools = Pools(SIZES._replace(straight_nbytes=0), n_slots=2 * n)
+    pools = Pools(SIZES._replace(straight_nbytes=0, n_streams=2), n_slots=2 * n)
     key, *_ = pools.copies(backup=backup)
     rows = torch.arange(n) * 2
     copies = [key._replace(source_rows=rows, target_rows=rows)]
@@ -252,7 +262,11 @@ def test_the_first_call_takes_few_pieces_and_each_later_one_twice_as_many(*, bac
     for few_nbytes, calls in ((1, 3), (n * LANES * 8, 1)):
         pools.device.sizes = pools.device.sizes._replace(few_nbytes=few_nbytes)
         for _ in range(2):
-            pools.engine.submit(copies)
+            ticket = pools.engine.submit(copies)
+            assert isinstance(ticket, StreamTicket)
+            pools.device.compute().wait(ticket.layer_event(0))  # type: ignore[arg-type]
+            pools.planes[0].fill_(1)
+            pools.device.finish()
             pools.device.synchronize()
             assert sum(f" {way} on " in step for step in pools.device.schedule) == calls
             pools.device.schedule.clear()

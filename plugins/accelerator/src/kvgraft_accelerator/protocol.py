@@ -65,6 +65,8 @@ class CopySizes(NamedTuple):
         group_nbytes: layers of a load that go straight are announced together until they have as
             many bytes.
         few_nbytes: less than this, of all planes, is copied as it is; calls take as much at least.
+        n_streams: that cross the bus in each direction; calls take turns, so that one begins while
+            another ends. Layers of a load may come later then.
     """
 
     ring_nbytes: int = 96 << 20
@@ -73,6 +75,7 @@ class CopySizes(NamedTuple):
     piece_nbytes: int = 1 << 20
     group_nbytes: int = 128 << 20
     few_nbytes: int = 1 << 20
+    n_streams: int = 1
 
 
 class Event(Protocol):

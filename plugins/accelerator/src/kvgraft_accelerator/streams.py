@@ -8,8 +8,8 @@ events. What crosses the bus is in pieces that are large for it:
     large rows, or few ────────── bus ──────────► as they are             of layers
 
 A part of the ring is filled again behind the event of what emptied it. Each direction has a ring of
-its own, a stream that crosses the bus and one that stays on the device. Only one crosses: a copy
-engine takes several one after the other, so the first layers of a load would come late.
+its own, streams that cross the bus, normally one, and one that stays on the device. A copy engine
+takes several streams one after the other, so the first layers of a load come later with more.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ T = TypeVar("T")
 ALIGNMENT = 64
 """Bytes to which rows of the ring are aligned."""
 
-N_PARTS = 3
-"""Parts of a ring: one is filled, one emptied, one ready for either."""
+MORE_PARTS = 2
+"""Parts of a ring, beside those that cross the bus: one is filled or emptied on the device, one is
+ready for either."""
 
 FIRST_SHARE = 4
 """The first of a submission's parts is filled to one over this: the bus begins earlier."""
@@ -196,7 +197,7 @@ class _Lane:
     Attributes:
         over_bus, on_device: the uses of its streams.
         announces_layers: whether a layer is there before all are.
-        bus: the stream that crosses the bus.
+        bus: the streams that cross the bus, the one whose turn is next first.
         local: the stream that moves rows between planes and ring.
         ring: None where the device needs none.
     """
@@ -207,7 +208,7 @@ class _Lane:
 
     def __init__(self, runtime: StreamRuntime, fence_timeout_s: float) -> None:
         self.runtime = runtime
-        self.bus = runtime.stream(self.over_bus)
+        self.bus = deque(runtime.stream(self.over_bus) for _ in range(runtime.sizes.n_streams))
         self.local = runtime.stream(self.on_device)
         self.ring = _Ring(runtime, self.over_bus.value) if runtime.stages else None
         self._fence_timeout_s = fence_timeout_s
@@ -261,8 +262,11 @@ class _Lane:
     def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> tuple[list[Event], list[int]]:
         """Submit the copies behind some events; `events` and `ends` of the ticket."""
         self._n_pieces = FIRST_PIECES
+        before = [] if self.announces_layers else self._last
+        for event in (*behind, *before):
+            for stream in self.bus:
+                stream.wait(event)
         for event in behind:
-            self.bus.wait(event)
             self.local.wait(event)
         events: list[Event] = []
         ends: dict[int, int] = {}
@@ -275,10 +279,15 @@ class _Lane:
             else:
                 events += self.straight(self._fragmenter.fragments(step.copies))
             ends.update(dict.fromkeys(step.layers, len(events)))
-        if events:
-            self._last = events[-1:]
-        else:
-            events.append(self.bus.record())
+        if not self.announces_layers:
+            first, *others = self.bus
+            for stream in others:
+                first.wait(stream.record())
+            if others or not events:
+                events.append(first.record())
+        elif not events:
+            events.append(self.local.record())
+        self._last = events[-1:]
         if not self.announces_layers:
             ends.clear()
         return events, [ends.get(layer, len(events)) for layer in ticket.layers]
@@ -304,17 +313,21 @@ class _Lane:
         """
         raise NotImplementedError
 
-    def cross(self, fragments: Fragments, behind: Sequence[Event]) -> Event:
-        """Move pieces over the bus; the event behind them."""
+    def cross(self, fragments: Fragments, behind: Sequence[Event]) -> list[Event]:
+        """Move pieces over the bus; the event behind each call."""
         nbytes = max(1, int(fragments.nbytes.sum()))
         few = self.runtime.sizes.few_nbytes * len(fragments.nbytes) // nbytes
         first = 0
+        events = []
         while first < len(fragments.nbytes):
             end = first + max(self._n_pieces, few)
             self._n_pieces *= 2
-            self.bus.move(Fragments(*(each[first:end] for each in fragments)), behind)
-            first, behind = end, ()
-        return self.bus.record()
+            stream = self.bus[0]
+            self.bus.rotate(-1)
+            stream.move(Fragments(*(each[first:end] for each in fragments)), behind)
+            events.append(stream.record())
+            first = end
+        return events
 
     @property
     def _has_begun(self) -> bool:
@@ -325,14 +338,15 @@ class _Lane:
         self, copies: Sequence[PlaneCopy], events: list[Event], ends: dict[int, int]
     ) -> None:
         """Layer by layer on one stream, or copy by copy where one reads the bytes of another."""
+        stream = self.bus[0]
         for event in self._last:
-            self.bus.wait(event)
+            stream.wait(event)
         is_chained = _is_chained(copies)
         for layer, group in groupby(copies, key=lambda copy: copy.layer):
             some = list(group)
-            events += self.bus.copy([[copy] for copy in some] if is_chained else [some])
+            events += stream.copy([[copy] for copy in some] if is_chained else [some])
             ends[layer] = len(events)
-        self.local.wait(self.bus.record())
+        self.local.wait(stream.record())
 
     def _steps(self, copies: Sequence[PlaneCopy]) -> list[_Staged | _Straight] | None:
         """Copies by their ways, first layers first; None where no address reaches some."""
@@ -388,7 +402,7 @@ class _Lane:
     def ends(self) -> list[Event]:
         """Events behind all that was submitted; none where the device is lost."""
         try:
-            return [stream.record() for stream in (self.bus, self.local)]
+            return [stream.record() for stream in (*self.bus, self.local)]
         except TransferError:
             return []
 
@@ -417,15 +431,16 @@ class _Loads(_Lane):
     def straight(self, fragments: Fragments) -> list[Event]:
         """Into place, behind the scatters of earlier submissions."""
         crossed = self.cross(fragments, self._last)
-        self.local.wait(crossed)
-        return [crossed, self.local.record()]
+        for event in crossed:
+            self.local.wait(event)
+        return [*crossed, self.local.record()]
 
     def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
         """Over the bus, then into place."""
         full = self.cross(slabs, part.emptied)
-        self.local.move(rows, [full], self.bus)
+        self.local.move(rows, full, self.bus[-1])
         part.emptied = [self.local.record()]
-        return [full, *part.emptied]
+        return [*full, *part.emptied]
 
 
 class _Backups(_Lane):
@@ -440,14 +455,14 @@ class _Backups(_Lane):
 
     def straight(self, fragments: Fragments) -> list[Event]:
         """To the host."""
-        return [self.cross(fragments, ())]
+        return self.cross(fragments, ())
 
     def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
         """Side by side, then over the bus."""
         self.local.move(rows, part.emptied)
-        full = self.local.record()
-        part.emptied = [self.cross(slabs, [full])]
-        return [full, *part.emptied]
+        full = [self.local.record()]
+        part.emptied = self.cross(slabs, full)
+        return [*full, *part.emptied]
 
 
 class _Staged(NamedTuple):
@@ -495,10 +510,11 @@ class _Ring:
     """
 
     def __init__(self, runtime: StreamRuntime, direction: str) -> None:
-        self.part_nbytes = runtime.sizes.ring_nbytes // N_PARTS // ALIGNMENT * ALIGNMENT
-        self.nbytes = N_PARTS * self.part_nbytes
+        n_parts = MORE_PARTS + runtime.sizes.n_streams
+        self.part_nbytes = runtime.sizes.ring_nbytes // n_parts // ALIGNMENT * ALIGNMENT
+        self.nbytes = n_parts * self.part_nbytes
         self.parts: deque[_Part] = deque()
-        for number in range(N_PARTS):
+        for number in range(n_parts):
             label = f"part {number} of the ring of {direction}"
             memory = runtime.zeros((self.part_nbytes,), torch.uint8, label)
             self.parts.append(_Part(memory, runtime.address(memory) or 0))

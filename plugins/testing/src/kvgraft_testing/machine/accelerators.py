@@ -19,7 +19,7 @@ from kvgraft_testing.machine.engines import PromptedTransferEngine
 
 __all__ = ["PromptedAcceleratorEngine", "small_accelerator"]
 
-SMALL = CopySizes(3072, 512, 100, piece_nbytes=128, group_nbytes=256, few_nbytes=100)
+SMALL = CopySizes(3072, 512, 100, piece_nbytes=128, group_nbytes=256, few_nbytes=100, n_streams=2)
 """For pools of some pages: every way that a device has is taken, and the ring goes round."""
 
 DEVICE_S = 60.0

@@ -34,6 +34,7 @@ SMALL = CopySizes(
     piece_nbytes=128,
     group_nbytes=256,
     few_nbytes=100,
+    n_streams=2,
 )
 """For pools of some kilobytes: every way is taken, and rings go round."""
 
