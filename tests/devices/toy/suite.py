@@ -281,7 +281,7 @@ def test_the_benchmark_of_copies_measures_and_gets_its_bytes_back() -> None:
         "%",
     }
     notes = {row.name: row.note for row in found}
-    # 14 parts of the ring: 2 slabs, then 5 each
+    # 14 parts of the ring: 3 slabs, then 5 each
     moved = "batched 14 calls 64 pieces, kernel 14 calls 256 pieces"
     assert notes["to HOST, rows of 1 KiB"] == moved
 

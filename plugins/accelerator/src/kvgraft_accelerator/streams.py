@@ -17,8 +17,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -50,7 +51,7 @@ MORE_PARTS = 2
 """Parts of a ring, beside those that cross the bus: one is filled or emptied on the device, one is
 ready for either."""
 
-FIRST_SHARE = 4
+FIRST_SHARE = 2
 """The first of a submission's parts is filled to one over this: the bus begins earlier."""
 
 FIRST_PIECES = 32
@@ -300,13 +301,15 @@ class _Lane:
         """Move pieces as they are; the events behind them, the last behind all."""
         raise NotImplementedError
 
-    def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
+    def through_ring(
+        self, part: _Part, slabs: Fragments, rows: Callable[[], Fragments]
+    ) -> list[Event]:
         """Fill a part of the ring and empty it.
 
         Args:
             part: which.
             slabs: over the bus.
-            rows: within the device.
+            rows: makes those within the device; so many that the bus begins before, if it can.
 
         Returns:
             The events behind all that was submitted for it.
@@ -386,11 +389,14 @@ class _Lane:
             part = self.ring.next()
             in_ring = part.address + stride * np.arange(len(on_host), dtype=np.int64)
             slabs = joined(*self.sides(in_ring, slab.host + slab.host_step * on_host), slab.nbytes)
-            planes = (slab.planes + slab.steps * on_device).ravel()
-            lanes = (slab.starts + in_ring).ravel()
-            rows = Fragments(*self.sides(planes, lanes), np.repeat(slab.widths, len(on_host)))
-            yield from self.through_ring(part, slabs, rows)
+            yield from self.through_ring(part, slabs, partial(self._rows, slab, on_device, in_ring))
             first = end
+
+    def _rows(self, slab: Slab, on_device: Numbers, in_ring: Numbers) -> Fragments:
+        """Rows of all planes, between their places on the device and those in the ring."""
+        planes = (slab.planes + slab.steps * on_device).ravel()
+        lanes = (slab.starts + in_ring).ravel()
+        return Fragments(*self.sides(planes, lanes), np.repeat(slab.widths, len(on_device)))
 
     def give_up(self) -> list[Event]:
         """A submission failed half way: what comes next waits for all of it; the events behind."""
@@ -435,10 +441,12 @@ class _Loads(_Lane):
             self.local.wait(event)
         return [*crossed, self.local.record()]
 
-    def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
+    def through_ring(
+        self, part: _Part, slabs: Fragments, rows: Callable[[], Fragments]
+    ) -> list[Event]:
         """Over the bus, then into place."""
         full = self.cross(slabs, part.emptied)
-        self.local.move(rows, full, self.bus[-1])
+        self.local.move(rows(), full, self.bus[-1])
         part.emptied = [self.local.record()]
         return [*full, *part.emptied]
 
@@ -457,9 +465,11 @@ class _Backups(_Lane):
         """To the host."""
         return self.cross(fragments, ())
 
-    def through_ring(self, part: _Part, slabs: Fragments, rows: Fragments) -> list[Event]:
+    def through_ring(
+        self, part: _Part, slabs: Fragments, rows: Callable[[], Fragments]
+    ) -> list[Event]:
         """Side by side, then over the bus."""
-        self.local.move(rows, part.emptied)
+        self.local.move(rows(), part.emptied)
         full = [self.local.record()]
         part.emptied = self.cross(slabs, full)
         return [*full, *part.emptied]
