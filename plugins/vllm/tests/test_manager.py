@@ -83,7 +83,7 @@ def test_a_manager_that_swaps_slots_is_caught(put: Put) -> None:
     put(SETTINGS)
     wrong = 0
     for seed in range(N_SEEDS):
-        engine = Engine(FULL)
+        engine = Engine(WINDOWS)  # pages are computed twice there
         engine.manager.cache.checkpoint = partial(swapping, engine.manager.cache.checkpoint)
         wrong += drive(engine, Traffic(seed)).wrong
         if wrong:
@@ -206,6 +206,20 @@ def test_others_resume_from_a_prompt_while_its_request_decodes(put: Put) -> None
     engine.add("second", [*range(36), 1, 2, 3], max_tokens=2)
     engine.step()
     assert engine.manager.cache.stats().tokens.device == 36
+
+
+@pytest.mark.parametrize(("sizes", "resumed"), [(FULL, 16), (WINDOWS, 0)], ids=["full", "windows"])
+def test_a_request_resumes_from_what_its_own_step_computes(
+    put: Put, sizes: Sizes, resumed: int
+) -> None:
+    put(SETTINGS)
+    engine = Engine(sizes)
+    engine.add("first", range(18), max_tokens=2)
+    engine.add("second", [*range(16), 1, 2, 3], max_tokens=2)
+    engine.step()
+    assert set(engine.worker.tables) == {"first", "second"}
+    assert engine.worker.stats.hits == resumed
+    assert serve(engine).wrong == 0
 
 
 def test_salts_and_adapters_share_nothing(put: Put) -> None:

@@ -2,7 +2,9 @@
 
 vLLM owns the tensors; a cache without payload decides which blocks hold what, who is admitted and
 what is kept. Tables only grow while a request runs, so data is published with its slots kept (N1).
-Only data that the model has computed is published, never that of a step under way.
+Data is published once the model has computed it. Chunks of prompts are already in the step that
+computes them, to requests that come later in it: a pass writes all data before it reads any. They
+are not where a cache has windows: data that leaves a window is read in that pass still.
 """
 
 from __future__ import annotations
@@ -114,6 +116,8 @@ class KvgraftCacheManager(KVCacheManager):
         self._is_bounded = any(each.window is not None for each in self.layout.ranges)
         self._sequences: dict[str, _Sequence] = {}
         self._admitted: list[_Sequence] = []
+        self._scheduled: list[tuple[_Sequence, Any, int]] = []
+        """Prompts that the step computes a chunk of, their requests, and where it ends."""
         self._private = count()
 
     # -- a request waits, and is admitted
@@ -121,6 +125,7 @@ class KvgraftCacheManager(KVCacheManager):
     def new_step_starts(self) -> None:
         """Requests that were admitted in the last step and not scheduled wait again."""
         super().new_step_starts()
+        self._scheduled.clear()
         self._wait_again()
         self.cache.poll()
 
@@ -132,6 +137,7 @@ class KvgraftCacheManager(KVCacheManager):
         sequence = self._sequences.get(request.request_id)
         if sequence is None:
             sequence = self._sequences[request.request_id] = self._new_sequence(request)
+        self._publish_scheduled()
         if sequence.request is None and sequence.deferred_at != self.changes:
             self._admit(sequence, request)
         if sequence.request is None:
@@ -203,6 +209,8 @@ class KvgraftCacheManager(KVCacheManager):
         before = found.allocated
         if not self.cache.allocate(found, end - found.computed):
             return None
+        if sequence.is_shared and not self._is_bounded and found.computed < found.prompt:
+            self._scheduled.append((sequence, found, min(end, found.prompt)))
         if not sequence.runs:
             sequence.runs = True
             return self.empty_kv_cache_blocks  # vLLM asks for the whole table of a new one
@@ -218,6 +226,15 @@ class KvgraftCacheManager(KVCacheManager):
         is_new = is_prompt and sequence.is_shared and self.cache.checkpoint(found, keep_slots=True)
         if is_new or self._is_bounded:
             self.changes += 1
+
+    def _publish_scheduled(self) -> None:
+        """Share what this step computes: no running request is preempted in it any more."""
+        for sequence, found, end in self._scheduled:
+            if sequence.request is found and end > found.computed:
+                self.cache.computed(found, end - found.computed)
+                if self.cache.checkpoint(found, keep_slots=True):
+                    self.changes += 1
+        self._scheduled.clear()
 
     def _settle(self, sequence: _Sequence, request: Vllm) -> None:
         """Note the tokens that the model has computed."""
