@@ -18,6 +18,7 @@ from .test_imports import OPEN_TO_PLUGINS
 ALL = modules(CORE, *PLUGINS)
 
 NEEDS = {
+    "kvgraft_vllm.kv_events": "vllm",
     "kvgraft_vllm.manager": "vllm",
     "kvgraft_vllm.tier": "vllm",
     "kvgraft_sglang.backend": "sglang",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -15,6 +16,8 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM's files are not at hand: make test-engine-files")
 
 from plugins.vllm.tests.schedulers import Engine, Sizes, Traffic, Worker, drive, engine_config
+from vllm.config.kv_events import KVEventsConfig
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler
@@ -241,6 +244,82 @@ def test_nothing_is_hit_after_a_reset(put: Put) -> None:
     assert engine.manager.cache.stats().tokens.device == 0
 
 
+# -- KV events
+
+
+class Router:
+    """Follows KV events.
+
+    Attributes:
+        blocks: what they tell of blocks, by group and hash.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.blocks: dict[tuple[int, Any], tuple[Any, ...]] = {}
+        engine.scheduler.kv_event_publisher = self
+
+    def publish(self, batch: Any) -> None:
+        for event in batch.events:
+            if isinstance(event, AllBlocksCleared):
+                self.blocks.clear()
+            elif isinstance(event, BlockRemoved):
+                for each in event.block_hashes:
+                    del self.blocks[event.group_idx, each]
+            else:
+                self.store(event)
+
+    def store(self, event: BlockStored) -> None:
+        parent = event.parent_block_hash
+        kind = event.kv_cache_spec_kind, event.kv_cache_spec_sliding_window, event.medium
+        size = event.block_size
+        for at, each in enumerate(event.block_hashes):
+            tokens = event.token_ids[at * size : at * size + size]
+            place = event.group_idx, each
+            assert place not in self.blocks
+            self.blocks[place] = (parent, list(tokens), event.extra_keys[at], kind)
+            parent = each
+
+
+def with_events(sizes: Sizes) -> tuple[Engine, Router]:
+    config = engine_config(sizes)
+    config.kv_events_config = KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+    engine = Engine(sizes, config)
+    return engine, Router(engine)
+
+
+def test_kv_events_are_those_of_vllms_manager(put: Put) -> None:
+    told = []
+    for own in (True, False):
+        if not own:
+            put(SETTINGS)
+        engine, router = with_events(FULL)
+        assert isinstance(engine.manager, KvgraftCacheManager) is not own
+        engine.add("first", range(30), max_tokens=20)
+        engine.add("second", [*range(16), *range(70, 95)], max_tokens=3, salt="salt")
+        serve(engine)
+        engine.add("third", [*range(20), 1, 2, 3, 4, 5], max_tokens=2)
+        serve(engine)
+        told.append(router.blocks)
+    assert len(told[0]) == 12 + 10 + 1
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("sizes", [FULL, WINDOWS], ids=["full", "windows"])
+def test_kv_events_tell_what_the_cache_holds(put: Put, sizes: Sizes) -> None:
+    put(SETTINGS)
+    for seed in range(5):
+        engine, router = with_events(sizes)
+        drive(engine, Traffic(seed))
+        tree = engine.manager.cache.tree
+        held: dict[int, int] = {}
+        for each in engine.manager.layout.ranges:
+            books = tree.component(each.component).device
+            held |= dict.fromkeys(each.groups, books.capacity - books.free)
+        counted = Counter(group for group, _ in router.blocks)
+        assert counted == held
+        assert min(held.values()) > 0
+
+
 # -- vLLM's interface
 
 
@@ -262,10 +341,10 @@ LEFT_TO_VLLM = {
     "get_computed_blocks_for_connector",
     "record_blocks_for_zeroing",
     "truncate_computed_blocks",
-    # always empty: no events, no states, and nothing of vLLM's own pool is used
+    "take_events",
+    # always empty: no states, and nothing of vLLM's own pool is used
     "finalize_partial_tail_offloads",
     "take_boundary_state_offloads",
-    "take_events",
     "take_kv_cache_block_copies",
     "take_new_block_ids",
 }

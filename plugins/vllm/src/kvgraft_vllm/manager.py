@@ -116,8 +116,12 @@ class KvgraftCacheManager(KVCacheManager):
         self._is_bounded = any(each.window is not None for each in self.layout.ranges)
         self._sequences: dict[str, _Sequence] = {}
         self._admitted: list[_Sequence] = []
-        self._scheduled: list[tuple[_Sequence, Any, int]] = []
-        """Prompts that the step computes a chunk of, their requests, and where it ends."""
+        self._scheduled: list[tuple[_Sequence, Any, int, Vllm]] = []
+        """Prompts that the step computes a chunk of, their requests here, where it ends, and
+        vLLM's request."""
+        self._events = None
+        if given.get("enable_kv_cache_events"):
+            self._events = _kv_events(self.cache, self.layout)
         self._private = count()
 
     # -- a request waits, and is admitted
@@ -207,10 +211,12 @@ class KvgraftCacheManager(KVCacheManager):
                 return self.empty_kv_cache_blocks
             self._publish(sequence, request)
         before = found.allocated
-        if not self.cache.allocate(found, end - found.computed):
+        has_room = self.cache.allocate(found, end - found.computed)
+        self._tell(request)
+        if not has_room:
             return None
         if sequence.is_shared and not self._is_bounded and found.computed < found.prompt:
-            self._scheduled.append((sequence, found, min(end, found.prompt)))
+            self._scheduled.append((sequence, found, min(end, found.prompt), request))
         if not sequence.runs:
             sequence.runs = True
             return self.empty_kv_cache_blocks  # vLLM asks for the whole table of a new one
@@ -229,12 +235,18 @@ class KvgraftCacheManager(KVCacheManager):
 
     def _publish_scheduled(self) -> None:
         """Share what this step computes: no running request is preempted in it any more."""
-        for sequence, found, end in self._scheduled:
+        for sequence, found, end, request in self._scheduled:
             if sequence.request is found and end > found.computed:
                 self.cache.computed(found, end - found.computed)
                 if self.cache.checkpoint(found, keep_slots=True):
                     self.changes += 1
+                self._tell(request)
         self._scheduled.clear()
+
+    def _tell(self, request: Vllm) -> None:
+        """Tell vLLM of data that a call for this request brought or took away."""
+        if self._events is not None:
+            self.block_pool.kv_event_queue += self._events.take(request)
 
     def _settle(self, sequence: _Sequence, request: Vllm) -> None:
         """Note the tokens that the model has computed."""
@@ -258,6 +270,7 @@ class KvgraftCacheManager(KVCacheManager):
                 end(found)
             else:
                 self.cache.abort(found)
+            self._tell(request)
             self.changes += 1
         sequence.request, sequence.runs, sequence.deferred_at = None, False, -1
         if not request.is_finished():
@@ -306,6 +319,7 @@ class KvgraftCacheManager(KVCacheManager):
         """Nothing that was computed so far is hit any more; running requests go on."""
         self._wait_again()
         self.cache.clear()
+        self._tell(None)
         self.changes += 1
         if self.prefix_cache_stats is not None:
             self.prefix_cache_stats.reset = True
@@ -331,6 +345,9 @@ class KvgraftCacheManager(KVCacheManager):
         raise NotImplementedError(f"kvgraft-vllm: {NO_CONNECTOR}")
 
 
+MOST_EVENTS = 1 << 30
+"""That wait: they are taken behind each call that makes some."""
+
 NO_CONNECTOR = "blocks are not given to KV connectors"
 
 
@@ -352,6 +369,14 @@ def _open(layout: BlockLayout, settings: ManagerSettings) -> Cache:
         policy=settings.policy,
         guard=settings.guard,
     )
+
+
+def _kv_events(cache: Cache, layout: BlockLayout) -> Any:
+    """Events of a cache; where `kvgraft-observe` is missing, the cache says so."""
+    stream: Any = cache.events(MOST_EVENTS)
+    from kvgraft_vllm.kv_events import KvEvents
+
+    return KvEvents(stream, layout)
 
 
 def _expect_room(cache: Cache, max_model_len: int, chunk: int) -> None:
@@ -392,7 +417,6 @@ def refusals(config: Vllm, given: dict[str, Vllm]) -> list[str]:
         "context parallelism": parallel.decode_context_parallel_size > 1
         or parallel.prefill_context_parallel_size > 1,
         "speculative decoding": config.speculative_config is not None,
-        "KV cache events": given["enable_kv_cache_events"],
         "KV cache residency metrics": given["metrics_collector"] is not None,
         "an encoder-decoder model": model.is_encoder_decoder,
         "a diffusion model": model.is_diffusion,

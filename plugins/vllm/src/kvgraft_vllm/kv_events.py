@@ -1,0 +1,80 @@
+"""KV events of vLLM for a cache inside its scheduler: by vLLM's hashes and groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+
+from kvgraft_observe.events import Cleared, EventStream, Evicted, Stored
+from kvgraft_vllm.block_layout import BlockLayout
+
+__all__ = ["KvEvents"]
+
+MEDIUM = "GPU"
+
+Vllm = Any
+"""An object of vLLM, which mypy does not see."""
+
+
+class KvEvents:
+    """Translates the events of one cache.
+
+    Args:
+        stream: the cache's events; it is empty.
+        layout: which groups are whose.
+    """
+
+    def __init__(self, stream: EventStream, layout: BlockLayout) -> None:
+        self._stream = stream
+        stream.take()
+        self._groups = {each.component: each.groups for each in layout.ranges}
+        self._block_size = layout.block_size
+        self._hashes: dict[tuple[str, bytes], Vllm] = {}
+        """vLLM's hash by component and the hash of a page."""
+
+    def take(self, request: Vllm) -> list[Vllm]:
+        """The events since the last call, of which all new data is of that request."""
+        told: list[Vllm] = []
+        for event in self._stream.take():
+            if isinstance(event, Cleared):
+                self._hashes.clear()
+                told.append(AllBlocksCleared())
+            elif isinstance(event, Stored):
+                told += self._stored(event, request)
+            elif isinstance(event, Evicted):
+                told += self._removed(event)
+        return told
+
+    def _stored(self, event: Stored, request: Vllm) -> list[Vllm]:
+        start, end, size = event.pages.start, event.pages.end, self._block_size
+        hashes = [maybe_convert_block_hash(each) for each in request.block_hashes[start:end]]
+        for page, named in zip(event.pages.hashes, hashes):
+            self._hashes[event.component, page] = named
+        before = request.block_hashes[start - 1] if start else None
+        adapter, salt = request.lora_request, request.cache_salt
+        always = (adapter.lora_name,) if adapter else ()
+        keys = [always or None] * (end - start)
+        if salt and not start:
+            keys[0] = (*always, salt)
+        told = {
+            "block_hashes": hashes,
+            "parent_block_hash": None if before is None else maybe_convert_block_hash(before),
+            "token_ids": request.all_token_ids[start * size : end * size],
+            "block_size": size,
+            "lora_id": adapter.adapter_id if adapter else None,
+            "lora_name": adapter.lora_name if adapter else None,
+            "medium": MEDIUM,
+            "extra_keys": keys,
+            "session_id": getattr(request, "session_id", None),
+        }
+        told = {name: told[name] for name in BlockStored.__struct_fields__ if name in told}
+        return [BlockStored(**told, group_idx=group) for group in self._groups[event.component]]
+
+    def _removed(self, event: Evicted) -> list[Vllm]:
+        hashes = [self._hashes.pop((event.component, page)) for page in event.pages.hashes]
+        return [
+            BlockRemoved(block_hashes=hashes, medium=MEDIUM, group_idx=group)
+            for group in self._groups[event.component]
+        ]
