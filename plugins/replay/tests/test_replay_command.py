@@ -336,6 +336,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--synthetic", "chat", "--decode-rate", "5_0"),
         "invalid value for '--decode-rate': '5_0' is no number",
     ),
+    "a rate that is none": (
+        ("--synthetic", "chat", "--prefill-rate", "nan"),
+        "invalid value for '--prefill-rate': 'nan' is no number",
+    ),
     "bytes without their unit": (
         ("TRACE", "--component", "full", "--device-tokens", "40G"),
         "'40G' is no number of tokens; give tokens, such as 4M, or bytes of all pools, such as ",

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from kvgraft_transformers.attention import EndAligned, end_aligned, without_plans
 from kvgraft_transformers.engine import Engine, EngineSettings, GenerationRequest
@@ -56,7 +57,7 @@ def test_chunks_behind_a_prefix_answer_the_same_without_masks(
     for routed in (False, True):
         with memory.session(prompt, chunk_tokens=32) as session, torch.no_grad():
             ids, logits = torch.tensor([prompt]), []
-            with end_aligned() if routed else nullcontext():
+            with end_aligned if routed else nullcontext():
                 for at in range(session.computed, len(prompt), 32):
                     chunk = ids[:, at : at + 32]
                     output = model(chunk, **session.cache.arguments, use_cache=True)
@@ -80,7 +81,7 @@ def test_padding_keeps_its_mask(
             for session, prompt in ((one, longer), (other, shorter)):
                 model(torch.tensor([prompt[:-10]]), **session.cache.arguments, use_cache=True)
             cache = memory.session_cache([one, other])
-            with end_aligned() if routed else nullcontext():
+            with end_aligned if routed else nullcontext():
                 found.append(model(**cache.inputs(10), **cache.arguments, use_cache=True).logits)
         memory.cache.clear()
     assert torch.equal(*found)
@@ -106,7 +107,7 @@ def test_an_engine_runs_without_cudnn_and_leaves_the_setting(
         engine.generate([GenerationRequest(tokens(60), 1, ignore_end=True)])
         assert cuda.cudnn_sdp_enabled() is setting
         assert seen == [False] * 2  # the last step of the prompt gives the first token
-        with pytest.raises(RuntimeError, match="fell over"), without_plans():
+        with pytest.raises(RuntimeError, match="fell over"), without_plans:
             raise RuntimeError("the device fell over")
         assert cuda.cudnn_sdp_enabled() is setting
         engine.close()
@@ -125,7 +126,30 @@ def test_a_step_reads_no_value_by_itself(
         engine.submit(GenerationRequest(tokens(40 + at, seed=at), 8, ignore_end=True))
     while len(engine.step()) < n_requests:
         pass
-    with end_aligned(), Reads() as reads:  # type: ignore[no-untyped-call]
+    with end_aligned, Reads() as reads:  # type: ignore[no-untyped-call]
         assert len(engine.step()) == n_requests
     engine.close()
     assert reads.n == 0
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_settings_come_back_when_the_last_of_overlapping_passes_is_over(*, replaced: bool) -> None:
+    functions: Any = ALL_MASK_ATTENTION_FUNCTIONS
+    cuda: Any = torch.backends.cuda
+    own = functions["sdpa"]
+    if replaced:
+        functions["sdpa"] = own
+    before = cuda.cudnn_sdp_enabled()
+    for entered in (without_plans, end_aligned):
+        entered.__enter__()
+        entered.__enter__()
+        entered.__exit__(None, None, None)
+        assert not cuda.cudnn_sdp_enabled()
+    assert functions["sdpa"] is not own
+    end_aligned.__exit__(None, None, None)
+    without_plans.__exit__(None, None, None)
+    assert functions["sdpa"] is own
+    assert cuda.cudnn_sdp_enabled() is before
+    assert ("sdpa" in functions._local_mapping) is replaced
+    if replaced:
+        del functions["sdpa"]

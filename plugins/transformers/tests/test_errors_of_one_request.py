@@ -152,3 +152,33 @@ def test_a_pass_over_several_sessions_names_those_that_failed_and_keeps_its_outp
         failed.abort()
         assert other.error is None
         assert other.finish() == 16
+
+
+class _Breaks:
+    """A constraint with a fault of its own."""
+
+    ended = False
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def allowed(self) -> torch.Tensor:
+        if self._where == "allowed":
+            raise KeyError("a constraint's own")
+        return torch.ones(512, dtype=torch.bool)
+
+    def accept(self, token: int) -> None:
+        if self._where == "accept":
+            raise KeyError("a constraint's own")
+
+
+@pytest.mark.parametrize("where", ["allowed", "accept"])
+def test_a_constraint_that_fails_ends_its_request_and_no_other(where: str, tiny: Any) -> None:
+    engine = Engine.open(tiny("llama"), device_tokens=512, probe_tokens=0)
+    plain = engine.submit(GenerationRequest([5, 6, 7], 4, ignore_end=True))
+    broken = engine.submit(GenerationRequest([5, 6, 8], 3, constraint=_Breaks(where)))
+    for _ in engine.run():
+        pass
+    assert (broken.finish, type(broken.error)) == (FinishReason.FAILED, KeyError)
+    assert (plain.finish, len(plain.tokens)) == (FinishReason.LENGTH, 4)
+    engine.close()

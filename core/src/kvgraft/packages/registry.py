@@ -372,7 +372,8 @@ POLICY_GROUP = "kvgraft.policies"
 def policy_names() -> list[str]:
     """Policies that can be named in settings here."""
     ours = {LRU, DENSITY} if is_installed(DENSITY) else {LRU}
-    return sorted(ours.union(each.name for each in published(POLICY_GROUP)))
+    others = {each.name for each in published(POLICY_GROUP)} - {LRU, DENSITY}
+    return sorted(ours | others)
 
 
 def load_policy(name: str) -> EvictionPolicy:
@@ -392,7 +393,7 @@ def load_policy(name: str) -> EvictionPolicy:
                 raise ConfigError(f"eviction policy {name!r}: {each.contested}")
             return _published(name, each.load)
     known = policy_names()
-    said = f"eviction policy {name!r} is not installed;{closest(name, known)}"
+    said = f"eviction policy {name!r} is not installed;{closest(name, {*known, DENSITY})}"
     raise ConfigError(f"{said} use one of {', '.join(known)}, or install its package")
 
 

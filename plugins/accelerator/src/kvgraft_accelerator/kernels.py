@@ -106,8 +106,10 @@ class KernelCopies:
             stream.wait_event(event)
         words = constants(alignment(fragments), int(fragments.nbytes.max()))
         programs = (min(self.programs, n_fragments),)
-        copy_fragments[programs](table.on_device, n_fragments, num_warps=WARPS, **words)
-        table.read(stream)
+        try:
+            copy_fragments[programs](table.on_device, n_fragments, num_warps=WARPS, **words)
+        finally:
+            table.read(stream)  # its copy may be under way, whatever became of the kernel
 
 
 def n_multiprocessors(device: torch.device) -> int | None:

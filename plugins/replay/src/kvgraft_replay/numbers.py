@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any
 
 import click
@@ -10,14 +11,14 @@ __all__ = ["Number", "number_of"]
 
 
 def number_of(text: str) -> float:
-    """A number; `5_0`, which Python reads as 50, is a slip of the finger.
+    """A number; `5_0`, which Python reads as 50, is a slip of the finger, and `nan` counts nothing.
 
     Raises:
         ValueError: it is none.
     """
-    if "_" in text:
+    if "_" in text or not isfinite(number := float(text)):
         raise ValueError(f"{text!r} is no number")
-    return float(text)
+    return number
 
 
 class Number(click.FloatRange):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from kvgraft.optional import PARTS, how_to_install
 
-for _needed in ("hypothesis", "pytest"):
+for _needed in ("hypothesis", "pytest", "kvgraft_density"):
     if sys.modules.get(_needed, find_spec) is None or find_spec(_needed) is None:
         raise ModuleNotFoundError(
             f"kvgraft_testing needs {_needed}; {how_to_install(*PARTS['simulated'])}", name=_needed

@@ -15,6 +15,7 @@ Everything else, such as padding and windows, keeps transformers' masks.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -34,41 +35,77 @@ BASE = "sdpa"
 """The implementation of attention whose masks these are."""
 
 
+class _WhileAnyRuns:
+    """A setting of the process that the first pass inside changes, and the last one puts back.
+
+    Engines may run in several threads.
+
+    Args:
+        change: changes it; what puts it back.
+    """
+
+    def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
+        self._change = change
+        self._lock = threading.Lock()
+        self._n_inside = 0
+        self._put_back: Callable[[], None] = _nothing
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._n_inside:
+                self._put_back = self._change()
+            self._n_inside += 1
+
+    def __exit__(self, *raised: object) -> None:
+        with self._lock:
+            self._n_inside -= 1
+            if not self._n_inside:
+                self._put_back()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _leave_cudnn_out() -> Callable[[], None]:
+    cuda: Any = torch.backends.cuda
+    before = cuda.cudnn_sdp_enabled()
+    cuda.enable_cudnn_sdp(False)
+    return partial(cuda.enable_cudnn_sdp, before)
+
+
+def _align_at_end() -> Callable[[], None]:
+    functions = ALL_MASK_ATTENTION_FUNCTIONS
+    before = functions[BASE]
+    try:
+        del functions[BASE]  # of this registry alone: what others register goes on to count
+    except KeyError:
+        put_back = partial(functions.__delitem__, BASE)
+    else:
+        put_back = partial(functions.__setitem__, BASE, before)
+    # under the same name, by which models decide what else they do
+    functions[BASE] = partial(_mask, before)
+    return put_back
+
+
+without_plans = _WhileAnyRuns(_leave_cudnn_out)
+"""Without cuDNN's attention; as it was set before, afterwards."""
+
+end_aligned = _WhileAnyRuns(_align_at_end)
+"""Models that compute with SDPA have `EndAligned` for the masks that say the same.
+
+A mask is given where it hides something: none is read back to see whether it does.
+"""
+
+
 @contextmanager
 def attention_of_pass(memory: ModelMemory) -> Iterator[None]:
     """The attention of an engine's pass."""
     with ExitStack() as entered:
-        entered.enter_context(without_plans())
+        entered.enter_context(without_plans)
         if memory.device.type == "cuda":  # others have no attention that is faster without masks
-            entered.enter_context(end_aligned())
+            entered.enter_context(end_aligned)
         yield
-
-
-@contextmanager
-def without_plans() -> Iterator[None]:
-    """Run without cuDNN's attention; as it was set before, afterwards."""
-    cuda: Any = torch.backends.cuda
-    before = cuda.cudnn_sdp_enabled()
-    cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        cuda.enable_cudnn_sdp(before)
-
-
-@contextmanager
-def end_aligned() -> Iterator[None]:
-    """Let models that compute with SDPA have `EndAligned` for the masks that say the same.
-
-    A mask is given where it hides something: none is read back to see whether it does.
-    """
-    before = ALL_MASK_ATTENTION_FUNCTIONS[BASE]
-    # under the same name, by which models decide what else they do
-    ALL_MASK_ATTENTION_FUNCTIONS[BASE] = partial(_mask, before)
-    try:
-        yield
-    finally:
-        ALL_MASK_ATTENTION_FUNCTIONS[BASE] = before
 
 
 class EndAligned(CausalBias):

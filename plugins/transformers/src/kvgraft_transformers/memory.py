@@ -148,7 +148,7 @@ class ModelMemory:
         _check_working(working_tokens)
         extra = _options_by_name(components or {})
         self_check = NOT_CHECKED
-        with undisturbed(model), without_plans():
+        with undisturbed(model), without_plans:
             architecture = read_architecture(model, sparse_on_host=sparse_on_host)
             if probe_tokens:
                 self_check = check_reuse(

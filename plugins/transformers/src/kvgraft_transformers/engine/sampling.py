@@ -165,7 +165,8 @@ class Sampler:
         if self._constraint is not None:
             scores = _only(scores, self._constraint.allowed())
         if self._greedy:
-            return scores.argmax()
+            best = scores.max(dim=-1)
+            return best.indices.masked_fill(best.values.isneginf(), -1)
         warped = self._warpers(None, scores[None].float())
         weights = torch.softmax(warped, dim=-1)[0]
         # weights that are no numbers raise on a CPU, and end a CUDA device for the whole process
@@ -199,9 +200,9 @@ def choose(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[Choice | E
         try:
             if not sampler.is_plain:
                 tokens[row] = sampler.draw(logits[row])
-        except (ValueError, RuntimeError) as error:
+        except Exception as error:  # noqa: BLE001 - of a caller's constraint, and of this row alone
             errors[row] = error
-    tokens = tokens.masked_fill(best.values.isnan(), -1)
+    tokens = tokens.masked_fill(best.values.isnan() | best.values.isneginf(), -1)
     likely = {
         row: _logprobs(logits[row], tokens[row : row + 1], sampler.sampling.logprobs)
         for row, sampler in enumerate(samplers)
@@ -223,7 +224,7 @@ def choose(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[Choice | E
         if row not in errors:
             try:
                 sampler.count(token)
-            except (ValueError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001 - likewise
                 errors[row] = error
         choices.append(errors.get(row, choice))
     return choices
@@ -252,7 +253,8 @@ class _Penalties:
         if self._produced is None or self._seen is None:
             self._produced = torch.zeros(len(logits), device=logits.device)
             self._seen = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-            self._seen[list(prompt)] = True
+            known = [token for token in prompt if token < len(logits)]  # a head may have fewer
+            self._seen[known] = True
         sampling = self._sampling
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
         strength = sampling.repetition_penalty
