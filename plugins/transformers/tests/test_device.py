@@ -80,9 +80,8 @@ def counted_waits(found: list[str]) -> Iterator[None]:
     found += [each for each in lines if "a synchronizing CUDA operation" in each]
 
 
+@pytest.mark.gpu("cuda")  # others do not tell where the host waits
 def test_a_step_waits_for_the_device_once(tiny: Any, tokens: Callable[..., list[int]]) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("only CUDA tells where the host waits")
     model = deepcopy(tiny("llama", torch.float32)).to("cuda")
     engine = Engine.open(model, LIMITS, page_size=16, device_tokens=368, probe_tokens=0)
     for seed in range(3):
@@ -97,11 +96,10 @@ def test_a_step_waits_for_the_device_once(tiny: Any, tokens: Callable[..., list[
     assert len(waits) == 1, waits
 
 
+@pytest.mark.gpu("cuda")  # others do not tell where the host waits
 def test_the_first_step_behind_a_prefix_waits_once(
     tiny: Any, tokens: Callable[..., list[int]]
 ) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("only CUDA tells where the host waits")
     model = deepcopy(tiny("llama", torch.float32)).to("cuda")
     engine = Engine.open(model, LIMITS, page_size=16, device_tokens=368, probe_tokens=0)
     request = GenerationRequest(tokens(90), 1, ignore_end=True)

@@ -372,8 +372,7 @@ POLICY_GROUP = "kvgraft.policies"
 def policy_names() -> list[str]:
     """Policies that can be named in settings here."""
     ours = {LRU, DENSITY} if is_installed(DENSITY) else {LRU}
-    others = {each.name for each in published(POLICY_GROUP)} - {LRU, DENSITY}
-    return sorted(ours | others)
+    return sorted(ours | {each.name for each in published(POLICY_GROUP)} - {LRU, DENSITY})
 
 
 def load_policy(name: str) -> EvictionPolicy:
