@@ -192,7 +192,7 @@ class Extent(NamedTuple):
 
 
 class Report:
-    """What was measured, and what was expected of it."""
+    """The rows that were measured, and the expectations that they did not meet."""
 
     def __init__(self, path: Path | None, *, timed: bool) -> None:
         self.path = path
@@ -680,7 +680,7 @@ def profiled(extent: Extent, what: str, run: Callable[[], object]) -> None:
 
 
 class Rates:
-    """What `decode` found, by way."""
+    """The findings of `decode`, by way."""
 
     def __init__(self, name: str, extent: Extent, report: Report) -> None:
         self.name, self.extent, self.report = name, extent, report

@@ -141,7 +141,7 @@ class Kernel:
 
 
 class Given(NamedTuple):
-    """What the kernel gave for tokens of a request from `start` on, `[n_heads, n_new, width]`."""
+    """The kernel's output for tokens of a request from `start` on, `[n_heads, n_new, width]`."""
 
     component: str
     key: TokenKey
@@ -176,7 +176,7 @@ class Runner:
                 self.given.append(Given(name, request.key, request.computed, output))
 
     def _attend(self, step: Step, tokens: Any, n_queries: int) -> dict[str, torch.Tensor]:
-        """What each component gives for the step's requests."""
+        """The output of each component's attention for the step's requests."""
         n_new, rows = tokens.shape[1], step.rows
         start = step.seq_lens - n_new
         at = start[:, None] + torch.arange(n_new, dtype=torch.int32, device=self.device)

@@ -91,7 +91,7 @@ def lose_amid_copies(cache: Cache, stall: Callable[[], None], lose: Callable[[],
 
 
 def evict(cache: Cache) -> None:
-    """What was computed leaves the device."""
+    """Evict all computed data from the device."""
     for each in cache.mounted:
         cache.evict(each.name, 10)
 

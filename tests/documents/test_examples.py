@@ -156,7 +156,7 @@ def once(found: list[Command]) -> list[Command]:
 
 
 PROGRESS = re.compile(r"kvgraft: [\d,]+ of [\d,]+ requests in \d+ s")
-"""What a replay says of itself where a machine is so busy that it takes half a minute."""
+"""Progress of a replay, on a machine so busy that it takes half a minute."""
 
 
 @pytest.mark.parametrize(

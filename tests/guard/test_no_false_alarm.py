@@ -529,7 +529,7 @@ def test_data_stays_without_a_backup_where_a_hook_cannot_build_its_copies(
 def test_cleared_data_may_leave_device_where_a_match_needs_room_on_host(
     *, begins_anew: bool
 ) -> None:
-    """What a running request left behind is copied when it is hit; the room was cleared data's."""
+    """Data left behind by a running request is copied when it is hit, into room of cleared data."""
     states = {"states": 8, "host_states": 4}
     with SETUPS["full+mamba"].open(
         page_size=1, host_tokens=9, guard=GuardMode.ON, mamba=states

@@ -18,7 +18,7 @@ COMPONENTS: dict[str, Any] = {"full": {}, "swa": {"window": 8}, "mamba": {"state
 
 
 def keep_busy(device: torch.device) -> None:
-    """What is asked of the device from now on runs later than the host's next steps."""
+    """Work given to the device from now on runs later than the host's next steps."""
     if device.type == "cuda":
         torch.cuda._sleep(50_000_000)  # type: ignore[no-untyped-call]
 

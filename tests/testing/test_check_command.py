@@ -1,4 +1,4 @@
-"""What `kvgraft check` says of itself while it works."""
+"""`kvgraft check` says that it works, now and then."""
 
 from __future__ import annotations
 

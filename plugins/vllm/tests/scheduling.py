@@ -78,7 +78,7 @@ class Playing:
         self.engine.worker.texts.clear()  # no worker here
 
     def computed(self, output: Any) -> ModelRunnerOutput:
-        """What a model would have said."""
+        """The tokens that a model would have sampled."""
         sampled: list[list[int]] = []
         for name in output.num_scheduled_tokens:
             request = self.engine.scheduler.requests[name]
