@@ -6,10 +6,13 @@ import json
 import resource
 from pathlib import Path
 
+import pytest
 import torch
+from click.testing import CliRunner
 
 import kvgraft
 from kvgraft.compiled import is_compiled
+from kvgraft_cli.doctor import doctor
 from kvgraft_file import FileBackend, FileOptions
 
 from ..commands import KVGRAFT, run_forked
@@ -30,6 +33,14 @@ def test_the_installation_is_reported_in_one_page() -> None:
     assert "cpu" in report["devices"]
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert report["limits"]["open files and sockets"] == soft
+
+
+def test_a_torch_for_cuda_that_finds_no_gpu_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    done = CliRunner().invoke(doctor, ["--json"])
+    found = json.loads(done.output)["devices"]
+    assert found["cuda"] == "none found by a torch built for CUDA 12.8"
 
 
 def test_the_table_says_the_same() -> None:

@@ -184,7 +184,7 @@ def test_every_subset_works_and_the_rest_is_gone(
             2,
             "",
             f"kvgraft: component {name!r} is not installed; installed: {installed}; "
-            "see `kvgraft components`\n",
+            "in a clone of kvgraft, pip install ./plugins/NAME brings its own\n",
         ]
         for name in COMPONENTS
         if name not in names

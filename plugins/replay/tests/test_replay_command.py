@@ -258,7 +258,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "unknown component": (
         ("TRACE", "--component", "sinks"),
         "component 'sinks' is not installed; installed: full, hisparse, mamba, swa; "
-        "see `kvgraft components`",
+        "in a clone of kvgraft, pip install ./plugins/NAME brings its own",
     ),
     "components in one": (
         ("TRACE", "--component", "full,swa"),

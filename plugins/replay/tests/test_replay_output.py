@@ -24,6 +24,10 @@ def test_json_on_standard_output_is_alone_there(name: str) -> None:
     assert done.returncode == 0
     assert json.loads(done.stdout)["requests"] == 5
     assert "token hit rate" in done.stderr
+    assert (
+        f", eviction policy {json.loads(done.stdout)['settings']['eviction_policy']}\n"
+        in done.stderr
+    )
 
 
 def test_a_replaced_file_keeps_its_permissions_and_its_links(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from kvgraft_transformers.engine import Choice, Sampler, Sampling
@@ -149,3 +150,11 @@ def test_no_value_of_a_row_is_read_by_itself() -> None:
     with Reads() as reads:  # type: ignore[no-untyped-call]
         choose(samplers, torch.randn(len(samplers), 300))
     assert reads.n == 0
+
+
+@pytest.mark.parametrize("seed", [2**64, -(2**63) - 1])
+def test_a_seed_that_torch_cannot_take_is_refused_when_it_is_given(seed: int) -> None:
+    with pytest.raises(ValidationError, match="seed"):
+        Sampling(temperature=1.0, seed=seed)
+    for last in (2**64 - 1, -(2**63)):
+        Sampler(Sampling(temperature=1.0, seed=last))

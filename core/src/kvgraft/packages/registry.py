@@ -340,7 +340,7 @@ def expect_installed(name: str) -> None:
 def _not_installed(name: str, known: Collection[str]) -> ConfigError:
     names = ", ".join(sorted(known)) or "none"
     said = f"component {name!r} is not installed;{closest(name, known)} installed: {names}"
-    return ConfigError(f"{said}; see `kvgraft components`")
+    return ConfigError(f"{said}; in a clone of kvgraft, pip install ./plugins/NAME brings its own")
 
 
 def select(names: Sequence[str]) -> list[Plugin]:

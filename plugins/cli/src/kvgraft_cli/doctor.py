@@ -95,6 +95,8 @@ def _devices() -> Rows:
     for index in range(torch.cuda.device_count()):
         its = torch.cuda.get_device_properties(index)
         found[f"cuda:{index}"] = f"{its.name}, {format_nbytes(its.total_memory)}"
+    if torch.version.cuda is not None and len(found) == 1:
+        found["cuda"] = f"none found by a torch built for CUDA {torch.version.cuda}"
     return found
 
 

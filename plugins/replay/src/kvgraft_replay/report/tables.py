@@ -50,9 +50,9 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     """Print the whole result; names from the trace or from plugins are never read as markup."""
     text = writer(console)
     print_headline(result, console)
-    console.print(
-        text(f"{seconds(result['virtual_s'])} of traffic in {seconds(result['wall_s'])}", "dim")
-    )
+    took = f"{seconds(result['virtual_s'])} of traffic in {seconds(result['wall_s'])}"
+    policy = result["settings"]["eviction_policy"]
+    console.print(text(f"{took}, eviction policy {policy}", "dim"))
     rate = percent(result["token_hit_rate"], 1 if result["input_tokens"] else 0)
     console.print(text(f"token hit rate {rate}", "bold"))
     print_notices(result.get("notices", ()), console)

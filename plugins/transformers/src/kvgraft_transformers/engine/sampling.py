@@ -42,7 +42,7 @@ class Sampling(SettingsModel):
         frequency_penalty: taken off it for each time it was produced.
         repetition_penalty: divides positive logits of tokens of the prompt and of those produced,
             and multiplies negative ones; 1 for none.
-        seed: of the draws; with the same seed and logits the same tokens come.
+        seed: of the draws, as torch takes it; with the same seed and logits the same tokens come.
         logprobs: how many most likely tokens to return with their log-probabilities, beside the
             chosen one; 0 for the chosen one alone, None for none.
     """
@@ -54,7 +54,7 @@ class Sampling(SettingsModel):
     presence_penalty: float = Field(default=0.0, ge=-2, le=2)
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
-    seed: int | None = None
+    seed: int | None = Field(default=None, ge=-(2**63), lt=2**64)
     logprobs: NonNegativeInt | None = None
 
 
