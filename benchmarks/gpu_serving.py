@@ -335,20 +335,25 @@ def plain(run: Run) -> None:
 
 def open_engine(model: Any, extent: Extent, prompts: int, **memory: Any) -> Engine:
     """An engine for prompts of the long length, so many on DEVICE; half of them on HOST."""
-    settings = EngineSettings(
+    return Engine.open(model, limits(extent), **{**pools(extent, prompts), "load": None, **memory})
+
+
+def limits(extent: Extent) -> EngineSettings:
+    return EngineSettings(
         max_running=extent.n_running,
         chunk_tokens=extent.chunk,
         step_tokens=extent.chunk,
         reserve_tokens=extent.answer,
     )
-    sizes = {
+
+
+def pools(extent: Extent, prompts: int) -> dict[str, Any]:
+    return {
         "device_tokens": prompts * extent.prompt,
         "host_tokens": prompts * extent.prompt // 2,
         "page_size": 16,
         "probe_tokens": 0,
-        "load": None,
     }
-    return Engine.open(model, settings, **{**sizes, **memory})
 
 
 def ask(engine: Engine, prompt: Sequence[int], n: int = 1, *, likely: bool = False) -> Generation:
@@ -536,18 +541,16 @@ def from_store(run: Run, prompt: list[int], into: Reused, way: str, folder: Path
 
 def choice(run: Run) -> None:
     """Prefixes on HOST: what load-or-recompute chooses, and what either way takes."""
-    model, extent, report, name, speeds, _ = run
-    loads = open_engine(model, extent, 4)
-    times, _ = from_tiers(extent, loads, extent.tokens(model, 64), extent.least)
-    whole, _ = from_tiers(extent, loads, extent.tokens(model, extent.prompt), extent.seconds)
-    load = {
-        "bandwidth_bytes_s": speeds["HOST"],
-        "prefill_tokens_s": extent.prompt / (whole["computed"] - times["computed"]),
-        "latency_s": max(0.0, times["HOST"] - times["computed"]),
-    }
-    report.add("choice", f"{name}: load", **load)
-    print(f"{name}: load={load}", flush=True)
-    chooses = open_engine(model, extent, 4, load=load)
+    model, extent, report, name, *_ = run
+    began = time.perf_counter()
+    load = Engine.measured_load(model, limits(extent), **pools(extent, 4))
+    if load is None:
+        print(f"{name}: every load brings a state, and no load is left out for computing")
+        return
+    took = time.perf_counter() - began
+    report.add("choice", f"{name}: load", seconds=took, **load.model_dump())
+    print(f"{name}: load={load!r}, measured in {took:.2f} s", flush=True)
+    loads, chooses = open_engine(model, extent, 4), open_engine(model, extent, 4, load=load)
     rows = []
     for length in extent.lengths:
         prompt = extent.tokens(model, length + 16)
@@ -560,8 +563,8 @@ def choice(run: Run) -> None:
         if chose == "compute":
             took, other = other, took
         estimates = (
-            load["latency_s"] + nbytes / load["bandwidth_bytes_s"],
-            length / load["prefill_tokens_s"],
+            load.latency_s + nbytes / load.bandwidth_bytes_s,
+            load.compute_s(length, 16),
         )
         seconds = (*estimates, times["HOST"], times["computed"])
         rows.append([f"{length}", f"{nbytes:,}", chose, *(f"{1e3 * each:.2f}" for each in seconds)])
@@ -571,7 +574,7 @@ def choice(run: Run) -> None:
     loads.close()
     chooses.close()
     head = [f"{name}: tokens on HOST", "bytes", "chose", "load, as estimated, ms", "compute"]
-    grid([*head, "load, ms", "compute"], rows)
+    grid([*head, "first token: load, ms", "compute"], rows)
 
 
 Timer = Callable[[Callable[[], object], Callable[[], object] | None], float]

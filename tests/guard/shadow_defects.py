@@ -60,7 +60,7 @@ def a_load_that_is_skipped_although_it_is_faster(put: Patch) -> None:
     weigh = Leases._recompute
     scene = Scene(host_tokens=64, load=LoadModel())
     scene.on_host_only(PROMPT)
-    put.into(scene.cache.leases, _recompute=lambda self, found: not weigh(self, found))
+    put.into(scene.cache.leases, _recompute=lambda self, *found: not weigh(self, *found))
     scene.begin(LONGER)
 
 

@@ -819,7 +819,7 @@ change(
     TWO,
     "R8",
     Leases._recompute,
-    "return tokens / self.load.prefill_tokens_s < load_s",
+    "return self.load.compute_s(tokens, rest) < load_s",
     "return False",
 )
 change(

@@ -134,7 +134,7 @@ def a_load_that_brings_a_state_is_skipped(patch: Patch) -> None:
     patch.setattr(
         Leases,
         "_recompute",
-        lambda self, found: found.device_anchor < found.anchor or recompute(self, found),
+        lambda self, found, n: found.device_anchor < found.anchor or recompute(self, found, n),
     )
 
 

@@ -482,8 +482,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "loading and computing are weighed the wrong way round": BadCore(
         ("R8",),
         "requests/leases.py",
-        "return tokens / self.load.prefill_tokens_s < load_s",
-        "return tokens / self.load.prefill_tokens_s > load_s",
+        "return self.load.compute_s(tokens, rest) < load_s",
+        "return self.load.compute_s(tokens, rest) > load_s",
     ),
     # -- storage
     "page hashes are not chained": BadCore(

@@ -256,7 +256,7 @@ def test_a_wrong_setting_is_named_with_its_value_and_the_values_it_takes(
         (
             {"device_tokens": 64, "load": {"latency": 1}},
             "no setting 'load.latency'; did you mean 'latency_s'? settings: "
-            "bandwidth_bytes_s, latency_s, prefill_tokens_s",
+            "bandwidth_bytes_s, latency_s, prefill_tokens_s, pass_s, pass_tokens",
         ),
     ],
 )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Sequence
 from typing import cast
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 
 from kvgraft import (
     Direction,
@@ -467,6 +470,59 @@ def test_a_load_that_brings_a_state_is_never_skipped(name: str) -> None:
     assert cache.admit(request).admitted
     server.load_back(request)
     server.prefill(request)
+    cache.close()
+
+
+LAUNCHES = LoadModel(prefill_tokens_s=124_000, latency_s=4e-3, pass_s=18e-3, pass_tokens=4096)
+"""As measured where the launches of a pass take longer than its tokens."""
+
+
+@pytest.mark.parametrize(
+    ("load", "chosen"),
+    [
+        (LAUNCHES, 0),  # its 18 tokens are free: their pass takes as long with two
+        (LAUNCHES.model_copy(update={"pass_tokens": 16}), len(PROMPT)),  # one more pass
+        (LAUNCHES.model_copy(update={"prefill_tokens_s": 700.0}), len(PROMPT)),  # 26 ms, not 18
+        (LAUNCHES.model_copy(update={"prefill_tokens_s": 850.0}), 0),  # 21 ms, not 18
+    ],
+)
+def test_what_fits_into_the_pass_that_runs_anyway_is_computed(load: LoadModel, chosen: int) -> None:
+    cache, server = on_host(SETUPS["full"], load=load, guard="on")
+    assert server.begin([*PROMPT, 1, 2]).anchor_tokens == chosen
+    cache.close()
+
+
+def passes_s(load: LoadModel, n_tokens: int) -> float:
+    """Seconds of the passes over so many tokens."""
+    took = 0.0
+    while n_tokens > 0:
+        size = min(n_tokens, load.pass_tokens)
+        took += max(load.pass_s, size / load.prefill_tokens_s)
+        n_tokens -= size
+    return took
+
+
+@settings(max_examples=50)
+@given(
+    st.builds(
+        LoadModel,
+        bandwidth_bytes_s=st.floats(1e4, 1e9),
+        latency_s=st.floats(0, 0.05),
+        prefill_tokens_s=st.floats(100, 1e5),
+        pass_s=st.floats(0, 0.05),
+        pass_tokens=st.integers(1, 24),
+    ),
+    st.integers(1, 40),
+)
+def test_the_cheaper_of_loading_and_computing_is_done(load: LoadModel, rest: int) -> None:
+    cache, server = on_host(SETUPS["full"], load=load, guard="on")
+    (mounted,) = cache.mounted
+    nbytes = len(PROMPT) // cache.config.page_size * mounted.component.device.slot_nbytes
+    computed_s = passes_s(load, len(PROMPT) + rest) - passes_s(load, rest)
+    loaded_s = load.latency_s + nbytes / load.bandwidth_bytes_s
+    anchor = server.begin([*PROMPT, *range(rest)]).anchor_tokens
+    if not math.isclose(computed_s, loaded_s, abs_tol=1e-9):
+        assert anchor == (len(PROMPT) if loaded_s < computed_s else 0)
     cache.close()
 
 

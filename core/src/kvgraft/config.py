@@ -81,26 +81,34 @@ class ComponentOptions(SettingsModel):
 class LoadModel(SettingsModel):
     """Cost model that chooses between loading a prefix back and computing it again (R8).
 
-    Loading is estimated as `latency_s + nbytes / bandwidth_bytes_s`, computing as
-    `tokens / prefill_tokens_s`. The defaults are a PCIe 4.0 x16 link at 80 % of its 32 GB/s and a
-    prefill of 20,000 tokens a second; measure yours and say so.
+    Loading takes `latency_s + nbytes / bandwidth_bytes_s`. A pass computes at most `pass_tokens`
+    and takes `pass_s` or `tokens / prefill_tokens_s`, whichever is longer: computing takes what the
+    passes over the whole prompt take longer than those over its rest. The defaults are a PCIe 4.0
+    x16 link at 80 % of its 32 GB/s and 20,000 tokens a second; measure yours and say so.
     """
 
     bandwidth_bytes_s: PositiveFloat = 25e9
     latency_s: float = Field(default=100e-6, ge=0)
     prefill_tokens_s: PositiveFloat = 20_000.0
+    pass_s: float = Field(default=0.0, ge=0)
+    pass_tokens: PositiveInt = 2048
+
+    def compute_s(self, tokens: int, rest: int) -> float:
+        """Seconds to compute a prefix, beside the passes over the `rest` of the prompt."""
+        return tokens / self.prefill_tokens_s + self._idle_s(tokens + rest) - self._idle_s(rest)
+
+    def _idle_s(self, tokens: int) -> float:
+        """Seconds in which the passes over a prompt could have computed more tokens."""
+        full, last = divmod(tokens, self.pass_tokens)
+        sizes = ((full, self.pass_tokens), (min(last, 1), last))
+        return sum(n * max(0.0, self.pass_s - size / self.prefill_tokens_s) for n, size in sizes)
 
 
 TENANTS_EXAMPLE = {"chat": {"namespaces": ["chat"], "guarantee": 0.5}}
-
 STORAGE_EXAMPLE = {"url": "file:/var/cache/kvgraft", "model": "my-model", "weights": "rev-1"}
 
-
-LRU = "lru"
-"""The core's own eviction policy."""
-
-DENSITY = "density"
-"""The one of kvgraft-density."""
+LRU, DENSITY = "lru", "density"
+"""The core's own eviction policy, and that of kvgraft-density."""
 
 
 def _default_policy() -> str:
@@ -179,8 +187,8 @@ class CacheConfig(SettingsModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _tokens_or_bytes(cls, settings: Any) -> Any:
-        """Each tier is sized one way; until the pools are known, one token stands for bytes."""
+    def _filled_in(cls, settings: Any) -> Any:
+        # each tier is sized one way; until the pools are known, one token stands for bytes
         if not isinstance(settings, Mapping):
             return settings
         settings = dict(settings)
@@ -201,25 +209,27 @@ class CacheConfig(SettingsModel):
                 if tokens in settings:
                     raise _sized_twice(settings, tokens, nbytes)
                 settings[tokens] = 1
+        if settings.get("write_policy") is None:
+            # write-back hits most; a store is fed from HOST, and tenants have no clean reserve
+            through = settings.get("storage") or settings.get("tenants")
+            policy = WritePolicy.WRITE_THROUGH if through else WritePolicy.WRITE_BACK
+            settings["write_policy"] = policy
         return settings
 
-    @model_validator(mode="before")
-    @classmethod
-    def _default_write_policy(cls, settings: Any) -> Any:
-        """Write-back hits most; a store is fed from HOST, and tenants have no clean reserve."""
-        if not isinstance(settings, Mapping) or settings.get("write_policy") is not None:
-            return settings
-        through = settings.get("storage") or settings.get("tenants")
-        policy = WritePolicy.WRITE_THROUGH if through else WritePolicy.WRITE_BACK
-        return {**settings, "write_policy": policy}
-
     @model_validator(mode="after")
-    def _pages_have_numbers(self) -> CacheConfig:
+    def _pools_are_possible(self) -> CacheConfig:
         most = MOST_PAGES * self.page_size
-        for name, n_tokens in (("device", self.device_tokens), ("host", self.host_tokens)):
+        for tier in ("device", "host"):
+            n_tokens: int = getattr(self, f"{tier}_tokens")
             if n_tokens > most:
-                said = f"setting {name}_tokens={n_tokens}: give {most} or less, {MOST_PAGES} pages"
+                said = f"setting {tier}_tokens={n_tokens}: give {most} or less, {MOST_PAGES} pages"
                 raise PydanticCustomError("pages", "{said}", {"said": said})
+            if self.tenants and getattr(self, f"{tier}_memory") is not None:
+                said = (
+                    "setting tenants: tenants have shares of pools whose size stays; give "
+                    f"{tier}_bytes instead of {tier}_memory"
+                )
+                raise PydanticCustomError("tenants", "{said}", {"said": said})
         return self
 
     @field_validator("storage", "tenants")
@@ -231,17 +241,6 @@ class CacheConfig(SettingsModel):
         if not isinstance(given, (Mapping, SettingsModel)):
             raise PydanticCustomError("dict_type", "give options by name")
         return load_part(f"{info.field_name}_settings")(given)
-
-    @model_validator(mode="after")
-    def _tenants_have_fixed_pools(self) -> CacheConfig:
-        for tier, memory in (("device", self.device_memory), ("host", self.host_memory)):
-            if self.tenants and memory is not None:
-                said = (
-                    "setting tenants: tenants have shares of pools whose size stays; give "
-                    f"{tier}_bytes instead of {tier}_memory"
-                )
-                raise PydanticCustomError("tenants", "{said}", {"said": said})
-        return self
 
 
 MOST_PAGES = 2**31 - 1

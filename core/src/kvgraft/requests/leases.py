@@ -110,7 +110,7 @@ class Leases:
         found, asked, limited = self._match(key, limit)
         host_from = None
         if found.device_anchor != found.anchor:
-            if self._recompute(found):
+            if self._recompute(found, key.n_tokens):
                 limited = Limited.RECOMPUTE
                 self.skipped_loads += 1
                 found = self._shorten(found, found.device_anchor)
@@ -197,7 +197,7 @@ class Leases:
                     found = self._shorten(found, answer.limit_pages)
         return found, asked
 
-    def _recompute(self, found: Match) -> bool:
+    def _recompute(self, found: Match, n_tokens: int) -> bool:
         """Whether computing is estimated faster than loading (R8); not if a state is needed."""
         if self.load is None or not found.device_anchor < found.anchor:
             return False
@@ -209,8 +209,9 @@ class Leases:
                 continue
             nbytes += _missing_slots(found, component) * each.component.device.slot_nbytes
         load_s = self.load.latency_s + nbytes / self.load.bandwidth_bytes_s
+        rest = n_tokens - found.anchor * self.tree.page_size
         tokens = (found.anchor - found.device_anchor) * self.tree.page_size
-        return tokens / self.load.prefill_tokens_s < load_s
+        return self.load.compute_s(tokens, rest) < load_s
 
     def _acquire(
         self, anchor: Node, host_from: int | None, *, touch: bool = True

@@ -322,8 +322,9 @@ class Matches:
                     inside = [min(node.end, high) - max(node.start, low) for low, high in pages]
                     n_slots = sum(max(0, n) for n in inside) * component.slots_per_page
                     nbytes += n_slots * each.component.device.slot_nbytes
+        rest = request.key.n_tokens - request.device_tokens - tokens
         load_s = model.latency_s + nbytes / model.bandwidth_bytes_s
-        compute_s = tokens / model.prefill_tokens_s
+        compute_s = model.compute_s(tokens, rest)
         if (compute_s < load_s) is loads:
             self._raise_weighed(
                 request, f"loading takes {load_s:.6f} s and computing {compute_s:.6f} s"

@@ -33,6 +33,9 @@ from kvgraft_testing.machine.stores import Answer
 
 __all__ = ["CacheMachine", "machine_for"]
 
+PASSES = LoadModel(latency_s=2e-4, pass_s=3e-4, pass_tokens=8)
+"""A few tokens more take a pass no longer, and more than eight another pass."""
+
 page_sizes = st.runner().flatmap(lambda machine: st.sampled_from(tuple(machine.fitting)))
 variants = st.runner().flatmap(lambda machine: st.integers(0, len(machine.variants) - 1))
 
@@ -43,7 +46,7 @@ class CacheMachine(Scenes):
     @initialize(
         page_size=page_sizes,
         policy=st.sampled_from(WritePolicy),
-        load=st.sampled_from((None, LoadModel())),
+        load=st.sampled_from((None, LoadModel(), PASSES)),
         device=st.sampled_from((9, 12, 16)),
         host=st.sampled_from((9, 14, 20)),
         cut_tokens=st.sampled_from((0, 0, 5)),

@@ -93,8 +93,12 @@ class Predictor:
             moved = sum(page not in held.arriving for page in absent)
             nbytes += moved * component.slots_per_page * self.slot_nbytes[component.name]
         load_s = self.load.latency_s + nbytes / self.load.bandwidth_bytes_s
-        compute_s = (found.deepest - found.device) * self.model.page_size
-        return compute_s / self.load.prefill_tokens_s < load_s
+        size = self.model.page_size
+        tokens, rest = (
+            (found.deepest - found.device) * size,
+            len(sequence[1]) - found.deepest * size,
+        )
+        return self.load.compute_s(tokens, rest) < load_s
 
     def missing_pages(
         self, snapshot: Snapshot, sequence: Prefix, boundary: int, locked: dict[str, set[int]]

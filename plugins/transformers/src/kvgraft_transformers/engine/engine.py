@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvgraft import ConfigError, KvgraftError
+from kvgraft import ConfigError, KvgraftError, LoadModel
 from kvgraft_transformers.attention import attention_of_pass
 from kvgraft_transformers.engine.generation import (
     FinishReason,
@@ -19,11 +19,12 @@ from kvgraft_transformers.engine.generation import (
     NewToken,
 )
 from kvgraft_transformers.engine.latencies import Latencies
+from kvgraft_transformers.engine.measuring import measured_load
 from kvgraft_transformers.engine.sampling import Choice, choose
 from kvgraft_transformers.engine.schedule import Schedule
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 from kvgraft_transformers.errors import PassError
-from kvgraft_transformers.memory import ModelMemory
+from kvgraft_transformers.memory import ModelMemory, check_chunk
 from kvgraft_transformers.probing import cache_argument
 from kvgraft_transformers.session import positions
 from kvgraft_transformers.session_cache import SessionCache
@@ -84,15 +85,50 @@ class Engine:
         Args:
             model: a decoder with a language-model head.
             settings: limits; recurrent states are kept at multiples of `chunk_tokens`.
-            memory: settings of `ModelMemory.open`, such as `device_tokens`.
+            memory: settings of `ModelMemory.open`, such as `device_tokens`. Without `load`, an
+                accelerator's loads and the model's passes are measured first, in about 20 passes.
 
         Raises:
             UnsupportedModelError: the model keeps something no component serves; it is named.
             ConfigError: settings that cannot work.
         """
         settings = settings or EngineSettings()
-        opened = ModelMemory.open(model, **{"chunk_tokens": settings.chunk_tokens, **memory})
-        return cls(opened, settings)
+        memory = {"chunk_tokens": settings.chunk_tokens, **memory}
+        on_device = isinstance(model, PreTrainedModel) and model.device.type != "cpu"
+        if on_device and "load" not in memory:
+            memory["load"] = cls.measured_load(model, settings, **memory)
+        return cls(ModelMemory.open(model, **memory), settings)
+
+    @classmethod
+    def measured_load(
+        cls, model: PreTrainedModel, settings: EngineSettings | None = None, **memory: Any
+    ) -> LoadModel | None:
+        """Measure loads and passes on small pools; the setting `load` for an engine.
+
+        Args:
+            model: as for `open`.
+            settings: as for `open`.
+            memory: as for `open`.
+
+        Returns:
+            None where nothing is ever weighed: without HOST, or with a state in every load.
+        """
+        settings = settings or EngineSettings()
+        page_size = memory.get("page_size", 16)
+        check_chunk(memory.get("chunk_tokens", settings.chunk_tokens), page_size)
+        if not any(memory.get(f"host_{size}") for size in ("tokens", "bytes", "memory")):
+            return None
+        named = ("chunk_tokens", "page_size", "sparse_on_host")
+        sizes = {name: memory[name] for name in named if name in memory}
+        n_tokens = settings.step_tokens + 16 * page_size
+        sizes |= {"device_tokens": 2 * n_tokens, "host_tokens": n_tokens}
+        trial = ModelMemory.open(model, probe_tokens=0, load=None, **sizes)
+        try:
+            if any(each.is_state for each in trial.cache.tree.components):
+                return None
+            return measured_load(cls(trial, settings))
+        finally:
+            trial.close()
 
     # -- requests
 

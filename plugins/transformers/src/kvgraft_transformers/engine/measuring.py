@@ -1,0 +1,91 @@
+"""The costs that load-or-recompute weighs, measured on the model that will run (R8).
+
+A pass takes as long as its launches, however few tokens it computes, until their computation takes
+longer. So short prefixes are free to compute, and no rate says so: both times are measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvgraft import LoadModel
+from kvgraft_transformers.engine.generation import GenerationRequest
+
+if TYPE_CHECKING:
+    from kvgraft_transformers.engine.engine import Engine
+
+__all__ = ["measured_load"]
+
+REPEATS = 3
+"""Each time is the least of so many; the first, which warms up, is left out."""
+
+SHORT_PAGES = 4
+"""Pages of a prefix that takes no time beside its pass, and a load no time beside its start."""
+
+MOST_BYTES_S = 1e13
+"""Where no difference shows between few bytes and many."""
+
+
+def measured_load(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> LoadModel:
+    """The costs of passes and of loads of an idle engine that serves nothing yet.
+
+    Args:
+        engine: with pools for two passes on DEVICE and one on HOST, that always loads.
+        clock: seconds.
+    """
+    cache, page, full = engine.memory.cache, engine.memory.page_size, engine.settings.step_tokens
+    vocabulary = engine.model.config.get_text_config(decoder=True).vocab_size
+
+    def ask(n_tokens: int) -> None:
+        tokens = [number % vocabulary for number in range(n_tokens)]
+        (asked,) = engine.generate([GenerationRequest(tokens, 1, ignore_end=True)])
+        if asked.error is not None:
+            raise asked.error
+
+    def to_host() -> None:
+        cache.drain()
+        for each in cache.mounted:
+            cache.evict(each.name, each.component.device.capacity)
+        cache.drain()
+
+    def least(n_tokens: int, before: Callable[[], object]) -> float:
+        found = []
+        for _ in range(1 + REPEATS):
+            before()
+            began = clock()
+            ask(n_tokens)
+            found.append(clock() - began)
+        return min(found[1:])
+
+    def loaded(n_tokens: int) -> int:
+        n = cache.stats().load_backs.slots
+        ask(n_tokens)
+        after = cache.stats().load_backs.slots
+        return sum(
+            (after[each.name] - n[each.name]) * each.component.device.slot_nbytes
+            for each in cache.mounted
+        )
+
+    short = SHORT_PAGES * page
+    pass_s, full_s = least(short, cache.clear), least(full, cache.clear)
+    times, nbytes = [], []
+    for n_tokens in (short, max(full, 2 * short)):
+        cache.clear()
+        ask(n_tokens)
+        to_host()
+        nbytes.append(loaded(n_tokens + page))
+        times.append(least(n_tokens + page, to_host))
+    cache.clear()
+    more = nbytes[1] - nbytes[0]
+    byte_s = 1 / LoadModel().bandwidth_bytes_s  # of windows, which are as long behind any prefix
+    if more > 0:
+        byte_s = max((times[1] - times[0]) / more, 1 / MOST_BYTES_S)
+    return LoadModel(
+        bandwidth_bytes_s=1 / byte_s,
+        latency_s=max(0.0, times[0] - pass_s - nbytes[0] * byte_s),
+        prefill_tokens_s=full / full_s,
+        pass_s=pass_s,
+        pass_tokens=full,
+    )
