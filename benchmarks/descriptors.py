@@ -25,12 +25,12 @@ from kvgraft.pools.plan import PoolPlan
 from kvgraft.transfers import PlaneCopy, pair_planes
 from kvgraft.transfers.engine import Ticket, run_layers
 from kvgraft.types import Direction, TransferQuery
-from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.fragments import Fragments, Rows
 from kvgraft_accelerator.protocol import CopySizes
 from kvgraft_accelerator.streams import StreamTransferEngine
 from kvgraft_accelerator.ways import Ways, parted
 from kvgraft_testing.simulated import SimulatedDevice
-from kvgraft_testing.simulated.streams import Work
+from kvgraft_testing.simulated.streams import SimulatedStream, Work
 
 N_LAYERS, N_SLOTS = 32, 1024
 PLANES = [
@@ -43,23 +43,30 @@ PLANES = [
 BAR_US = 1.0
 """Of processor time per page and plane."""
 
+NOTHING = Fragments(*np.zeros((3, 0), np.int64))
+
 BATCH_NBYTES = 256
 """Pieces of this size and more are batched: all that are copied to or from the host."""
 
 
-def nowhere(
-    fragments: Fragments,
-    stream: torch.Stream,
-    behind: Sequence[torch.Event] = (),
-    sent_by: torch.Stream | None = None,
-) -> None:
+class Nowhere:
     """Stands for the driver's call and the kernel."""
+
+    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
+        """Nothing is moved."""
+
+    def move_rows(self, rows: Rows, stream: torch.Stream) -> None:
+        """Nothing is moved."""
 
 
 class ToldDevice(SimulatedDevice):
     """Is given copies as an accelerator is, and runs none."""
 
-    ways = Ways(nowhere, nowhere)
+    ways = Ways(Nowhere(), Nowhere())
+
+    def submit_rows(self, stream: SimulatedStream, rows: Rows) -> None:
+        """The kernel gets the rows, and makes their pieces itself."""
+        self.submit_moves(stream, NOTHING)
 
     def _moves(self, fragments: Fragments) -> list[Callable[[Work], None]]:
         for way, some in parted(self.ways, self.sizes, fragments, crosses_bus=True):

@@ -70,13 +70,13 @@ MUTANTS = {
         "B3", streams._Backups.through_ring, "(slabs, full)", "(slabs, ())"
     ),
     "a backup's ring is filled before it is emptied": _mutant(
-        "B3", streams._Backups.through_ring, "(rows(), part.emptied)", "(rows())"
+        "B3", streams._Backups.through_ring, "in part.emptied", "in ()"
     ),
     "a backup's ring is emptied at the event of its gather": _mutant(
         "B3", streams._Backups.through_ring, "part.emptied = ", "part.emptied = full; _ = "
     ),
     "a load's ring is emptied before it is filled": _mutant(
-        "R7", streams._Loads.through_ring, "(rows(), full, self.bus[-1])", "(rows())"
+        "R7", streams._Loads.through_ring, "in full", "in ()"
     ),
     "a load's ring is filled before it is emptied": _mutant(
         "R7 L8", streams._Loads.through_ring, "(slabs, part.emptied)", "(slabs, ())"

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,7 +28,7 @@ from kvgraft.devices import PlaneCopy
 from kvgraft.packages.registry import discover, select
 from kvgraft.pools.component import run_copy
 from kvgraft_accelerator.cuda_driver import CudaDriver
-from kvgraft_accelerator.fragments import Fragmenter, Fragments
+from kvgraft_accelerator.fragments import Fragmenter, Fragments, Rows
 from kvgraft_accelerator.protocol import CopySizes
 from kvgraft_accelerator.ways import FEWEST, Ways, parted
 from kvgraft_testing.checking import Checker
@@ -44,22 +43,20 @@ SIZES_IN_C = ctypes.POINTER(ctypes.c_size_t)
 ATTRIBUTES_IN_C = ctypes.POINTER(ctypes.c_uint * 6)
 
 
-def batched(
-    fragments: Fragments,
-    stream: torch.Stream,
-    behind: Sequence[torch.Event] = (),
-    sent_by: torch.Stream | None = None,
-) -> None:
-    raise AssertionError("only named here")
+class Named:
+    """A way that is only named here."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
+        raise AssertionError(self.name)
+
+    def move_rows(self, rows: Rows, stream: torch.Stream) -> None:
+        raise AssertionError(self.name)
 
 
-def kernel(
-    fragments: Fragments,
-    stream: torch.Stream,
-    behind: Sequence[torch.Event] = (),
-    sent_by: torch.Stream | None = None,
-) -> None:
-    raise AssertionError("only named here")
+batched, kernel = Named("batched"), Named("kernel")
 
 
 def fragments_of(sizes: list[int]) -> Fragments:
@@ -69,7 +66,7 @@ def fragments_of(sizes: list[int]) -> Fragments:
 
 def split(ways: Ways, sizes: list[int], *, crosses_bus: bool) -> dict[str, list[int]]:
     found = parted(ways, SIZES, fragments_of(sizes), crosses_bus=crosses_bus)
-    return {way.__name__: some.sources.tolist() for way, some in found}  # type: ignore[attr-defined]
+    return {way.name: some.sources.tolist() for way, some in found}  # type: ignore[attr-defined]
 
 
 MIXED = [999, 1000, 0, 5000, *[64] * FEWEST]

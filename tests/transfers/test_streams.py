@@ -12,9 +12,9 @@ import torch
 
 from kvgraft import TransferError
 from kvgraft.transfers import PlaneCopy
-from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.fragments import Fragments, Rows
 from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
-from kvgraft_accelerator.streams import FIRST_PIECES, StreamTicket, StreamTransferEngine
+from kvgraft_accelerator.streams import StreamTicket, StreamTransferEngine
 from kvgraft_testing.simulated import DeviceTensor, SimulatedDevice
 from kvgraft_testing.simulated.streams import SimulatedStream
 
@@ -229,7 +229,7 @@ class Refusing(SimulatedDevice):
         super().submit_moves(stream, fragments)
 
 
-N_MANY = FIRST_PIECES + 8
+N_MANY = SIZES.first_pieces + 8
 MANY = torch.arange(N_MANY) * 2
 """Rows that do not follow one another, more than the first call takes."""
 
@@ -253,7 +253,7 @@ def test_copies_behind_one_that_was_refused_half_way_wait_for_the_half(
 
 @pytest.mark.parametrize("backup", [True, False])
 def test_the_first_call_takes_few_pieces_and_each_later_one_twice_as_many(*, backup: bool) -> None:
-    n = 4 * FIRST_PIECES
+    n = 4 * SIZES.first_pieces
     pools = Pools(SIZES._replace(straight_nbytes=0, n_streams=2), n_slots=2 * n)
     key, *_ = pools.copies(backup=backup)
     rows = torch.arange(n) * 2
@@ -270,6 +270,64 @@ def test_the_first_call_takes_few_pieces_and_each_later_one_twice_as_many(*, bac
             pools.device.synchronize()
             assert sum(f" {way} on " in step for step in pools.device.schedule) == calls
             pools.device.schedule.clear()
+
+
+class Noting(SimulatedDevice):
+    """Notes the sizes of what crosses the bus, call by call, and the rows moved on the device."""
+
+    def __init__(self, sizes: CopySizes) -> None:
+        super().__init__(sizes=sizes)
+        self.pieces: list[list[int]] = []
+        self.rows: list[tuple[int, ...]] = []
+
+    def submit_moves(self, stream: SimulatedStream, fragments: Fragments) -> None:
+        if stream.purpose.crosses_bus:
+            self.pieces.append(fragments.nbytes.tolist())
+        super().submit_moves(stream, fragments)
+
+    def submit_rows(self, stream: SimulatedStream, rows: Rows) -> None:
+        self.rows.append((rows.planes.shape[1], *map(len, rows[1:])))
+        super().submit_rows(stream, rows)
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_pages_that_are_neighbours_on_the_host_are_one_piece_in_any_order(*, backup: bool) -> None:
+    device = Noting(AT_ONCE._replace(piece_nbytes=193))
+    pools = Pools(device=device)
+    on_device, on_host = torch.tensor([9, 2, 3, 11, 0]), torch.tensor([6, 0, 5, 12, 4])
+    rows = (on_device, on_host) if backup else (on_host, on_device)
+    copies = [
+        copy._replace(source_rows=rows[0], target_rows=rows[1])
+        for copy in pools.copies(backup=backup)
+    ]
+    pools.slabs.copy_(torch.arange(pools.slabs.numel()).view_as(pools.slabs))
+    for at, plane in enumerate(pools.planes):
+        plane.copy_(torch.arange(N_SLOTS * LANES).view(N_SLOTS, LANES) - 1000 * (at + 1))
+    assert pools.engine.submit(copies).wait(1)
+    assert device.pieces == [[192, 3 * 192, 192]]
+    assert device.rows == [(N_PLANES, 5, 5, 5)], "a number for each row, not for each plane of it"
+    for at, plane in enumerate(pools.planes):
+        lanes = pools.slabs[:, at * LANES : (at + 1) * LANES]
+        assert plane.cpu()[on_device].equal(lanes[on_host])
+    assert pools.slabs.lt(0).any() == backup
+    device.finish()
+
+
+@pytest.mark.parametrize("backup", [True, False])
+def test_parts_of_the_ring_take_twice_as_much_each_time(*, backup: bool) -> None:
+    """So the bus begins early."""
+    sizes = SIZES._replace(ring_nbytes=3 * 5 * 192, piece_nbytes=193, first_nbytes=192)
+    device = Noting(sizes)
+    pools = Pools(device=device, n_slots=64)
+    rows = torch.arange(19) * 3
+    copies = [
+        copy._replace(source_rows=rows, target_rows=rows) for copy in pools.copies(backup=backup)
+    ]
+    for _ in range(2):
+        assert pools.engine.submit(copies).wait(1)
+        assert [len(each) for each in device.pieces] == [1, 2, 4, 5, 5, 2]
+        device.pieces.clear()
+    device.finish()
 
 
 def test_a_kernel_waits_for_the_event_of_its_layer_and_for_no_other() -> None:

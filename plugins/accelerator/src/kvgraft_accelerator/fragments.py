@@ -1,7 +1,7 @@
 """Copies as arrays of addresses, for calls that take many at once.
 
-A call such as `cuMemcpyBatchAsync`, or a kernel with a table of addresses, moves thousands of
-pieces. They are made by numpy: per plane a little, and per piece nothing in Python.
+A call such as `cuMemcpyBatchAsync`, or a kernel, moves thousands of pieces. They are made by numpy:
+per plane a little, and per piece nothing in Python. A kernel makes the pieces of rows itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from kvgraft.devices import PlaneCopy
 
-__all__ = ["Fragmenter", "Fragments", "Numbers", "by_rows", "expect_within", "joined"]
+__all__ = ["Fragmenter", "Fragments", "Numbers", "Rows", "by_rows", "expect_within", "joined"]
 
 Numbers = npt.NDArray[np.int64]
 
@@ -37,13 +37,42 @@ class Fragments(NamedTuple):
     nbytes: Numbers
 
 
+NONE = Fragments(*np.empty((3, 0), np.int64))
+
+
+class Rows(NamedTuple):
+    """The same rows of several planes, to be copied: a piece for each row and plane.
+
+    Attributes:
+        planes: of each plane the source's and the target's row 0, bytes from row to row of both,
+            bytes of a row; int64 `[5, n_planes]`. It does not change.
+        sources: rows, int64 `[n]`.
+        targets: likewise.
+        lengths: rows that follow one another from there, likewise; more than one only where the
+            rows of all planes touch on both sides.
+    """
+
+    planes: Numbers
+    sources: Numbers
+    targets: Numbers
+    lengths: Numbers
+
+    def fragments(self) -> Fragments:
+        """The pieces, plane by plane."""
+        source, target, source_step, target_step, width = self.planes[:, :, None]
+        return Fragments(
+            (source + self.sources * source_step).ravel(),
+            (target + self.targets * target_step).ravel(),
+            (self.lengths * width).ravel(),
+        )
+
+
 class _Planes(NamedTuple):
     """Planes that are copied together.
 
     Attributes:
         copies: keep the tensors, and so their addresses and `id`s.
-        dense: of planes whose rows touch on both sides: source, target, bytes from row to row of
-            each, bytes of a row; int64 `[n_planes, 5]`.
+        dense: `Rows.planes` of those whose rows touch on both sides.
         strided: of the others.
         n_source_rows, n_target_rows: rows that every plane has.
     """
@@ -67,7 +96,7 @@ class Fragmenter:
         self._known: dict[tuple[int, ...], _Planes] = {}
 
     def fragments(self, copies: Sequence[PlaneCopy]) -> Fragments:
-        """The pieces of some copies; rows that follow one another on both sides are one piece.
+        """The pieces of some copies; rows that are neighbours on both sides are one piece.
 
         Raises:
             IndexError: a row that a plane does not have.
@@ -78,14 +107,18 @@ class Fragmenter:
             source_rows, target_rows = group[0].source_rows.numpy(), group[0].target_rows.numpy()
             expect_within(source_rows, planes.n_source_rows)
             expect_within(target_rows, planes.n_target_rows)
-            if len(planes.dense):
-                parts.append(_pieces(planes.dense, *_runs(source_rows, target_rows)))
-            if len(planes.strided):
+            if not len(source_rows):
+                continue
+            if planes.dense.size:
+                order = np.argsort(source_rows)
+                runs = joined(source_rows[order], target_rows[order], 1)
+                parts.append(Rows(planes.dense, *runs).fragments())
+            if planes.strided.size:
                 ones = np.ones(len(source_rows), np.int64)
-                parts.append(_pieces(planes.strided, source_rows, target_rows, ones))
+                parts.append(Rows(planes.strided, source_rows, target_rows, ones).fragments())
         if len(parts) == 1:
-            return Fragments(*parts[0])
-        return Fragments(*np.concatenate(parts or [np.empty((3, 0), np.int64)], axis=1))
+            return parts[0]
+        return Fragments(*(np.concatenate(each) for each in zip(NONE, *parts)))
 
     def _planes(self, copies: Sequence[PlaneCopy]) -> _Planes:
         key = tuple([id(tensor) for copy in copies for tensor in copy[1:3]])
@@ -97,8 +130,8 @@ class Fragmenter:
             is_dense = (found[:, 2] == found[:, 4]) & (found[:, 3] == found[:, 4])
             known = self._known[key] = _Planes(
                 copies,
-                found[is_dense],
-                found[~is_dense],
+                found[is_dense].T,
+                found[~is_dense].T,
                 min(len(copy.source) for copy in copies),
                 min(len(copy.target) for copy in copies),
             )
@@ -131,28 +164,9 @@ def expect_within(rows: Numbers, n_rows: int) -> None:
 
 
 def joined(sources: Numbers, targets: Numbers, nbytes: int) -> Fragments:
-    """Pieces of one size; those that follow one another on both sides are one."""
-    goes_on = (np.diff(sources) == nbytes) & (np.diff(targets) == nbytes)
-    first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
-    lengths = np.diff(np.append(first, len(sources)))
-    return Fragments(sources[first], targets[first], lengths * nbytes)
-
-
-def _runs(source_rows: Numbers, target_rows: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """First rows of runs that go on on both sides, and their lengths."""
-    goes_on = (np.diff(source_rows) == 1) & (np.diff(target_rows) == 1)
-    first = np.flatnonzero(np.concatenate(([True], ~goes_on))) if len(source_rows) else source_rows
-    lengths = np.diff(np.append(first, len(source_rows)))
-    return source_rows[first], target_rows[first], lengths
-
-
-def _pieces(
-    planes: Numbers, source_rows: Numbers, target_rows: Numbers, lengths: Numbers
-) -> Numbers:
-    """Every plane's pieces, int64 `[3, n]`."""
-    source, target, source_step, target_step, width = planes.T[:, :, None]
-    found = np.empty((3, len(planes), len(source_rows)), np.int64)
-    found[0] = source + source_rows * source_step
-    found[1] = target + target_rows * target_step
-    found[2] = lengths * width
-    return found.reshape(3, -1)
+    """Pieces of one size, at least one; those that follow one another on both sides are one."""
+    jumps = np.diff(sources) != nbytes
+    jumps |= np.diff(targets) != nbytes
+    bounds = np.concatenate(([0], jumps.nonzero()[0] + 1, [len(sources)]))
+    first = bounds[:-1]
+    return Fragments(sources[first], targets[first], np.diff(bounds) * nbytes)

@@ -1,24 +1,32 @@
-"""A kernel that copies pieces of memory by their addresses.
+"""A kernel that copies rows of several planes, or pieces of memory, by their addresses.
 
-One kernel gathers rows of many planes into a ring, and scatters rows of a ring into planes: both
-are pieces with addresses. It has a program for each multiprocessor: it is over soon, and the model
-waits for one wave of it at most.
+It gathers rows of many planes into a ring and scatters rows of a ring into planes. It makes the
+address of each piece itself: the host sends a number for each row, and not for each row and plane.
+Pieces of any addresses are rows of one byte of a plane that is all memory. It has a program for
+each multiprocessor: it is over soon, and the model waits for one wave of it at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import triton
 import triton.language as tl
 
-from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.fragments import Fragments, Numbers, Rows
 from kvgraft_accelerator.tables import Tables
 
-__all__ = ["KernelCopies", "alignment", "constants", "copy_fragments", "n_multiprocessors"]
+__all__ = [
+    "KernelCopies",
+    "alignment",
+    "constants",
+    "copy_rows",
+    "n_multiprocessors",
+    "planes_of",
+]
 
 PROGRAMS = 32
 """Programs that copy at once on a device that does not say how many multiprocessors it has."""
@@ -28,23 +36,36 @@ TILES_NBYTES = (4 << 10, 16 << 10)
 
 WARPS = 8
 
+MOST_KNOWN = 64
+"""Sets of planes that are kept on the device, for each stream that reads them."""
+
+ALL_MEMORY = np.array([[0], [0], [1], [1], [1]], np.int64)
+"""`Rows.planes` of one plane whose rows are bytes at any address."""
+
 WORDS = {16: tl.int64, 8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
 """By the bytes to which addresses and sizes are aligned, the word that is moved."""
 
 
-@triton.jit(do_not_specialize=["n_fragments"])  # type: ignore[untyped-decorator]
-def copy_fragments(  # type: ignore[no-untyped-def]
-    table,
-    n_fragments,
+@triton.jit(do_not_specialize=["n_planes", "rows", "n_rows"])  # type: ignore[untyped-decorator]
+def copy_rows(  # type: ignore[no-untyped-def]
+    planes,
+    n_planes,
+    rows,
+    n_rows,
     WORD: tl.constexpr,  # noqa: N803
     N_WORDS: tl.constexpr,  # noqa: N803
     TILE: tl.constexpr,  # noqa: N803
 ):
-    """Copy fragments; program p copies p, p + programs, and so on.
+    """Copy rows of all planes.
+
+    Pieces are in the order of the rows, and all programs have as many of them, one behind the other
+    (the last ones fewer): a program reads few rows' numbers, which lie in memory of the host.
 
     Args:
-        table: int64 `[3 * n_fragments]`: sources, targets, sizes in bytes.
-        n_fragments: how many.
+        planes: `Rows.planes` on the device.
+        n_planes: how many.
+        rows: address of the rows' numbers, int64 `[3 * n_rows]`: sources, targets, lengths.
+        n_rows: how many.
         WORD: type of the words that are moved.
         N_WORDS: words that a thread moves at once, side by side.
         TILE: such groups of words that a program moves at once.
@@ -52,21 +73,50 @@ def copy_fragments(  # type: ignore[no-untyped-def]
     nbytes_of_group: tl.constexpr = N_WORDS * WORD.primitive_bitwidth // 8
     groups = tl.arange(0, TILE)[:, None]
     words = tl.arange(0, N_WORDS)[None, :]
-    for at in range(tl.program_id(0), n_fragments, tl.num_programs(0)):
-        source = tl.load(table + at).to(tl.pointer_type(WORD))
-        target = tl.load(table + n_fragments + at).to(tl.pointer_type(WORD))
-        read = tl.multiple_of(source, nbytes_of_group)
-        write = tl.multiple_of(target, nbytes_of_group)
-        n_groups = tl.load(table + 2 * n_fragments + at) // nbytes_of_group
-        for first in range(0, n_groups, TILE):
-            here = (first + groups) * N_WORDS + words
-            there = first + groups < n_groups
-            moved = tl.load(read + here, mask=there, cache_modifier=".cg")
-            tl.store(write + here, moved, mask=there)
+    numbers = rows.to(tl.pointer_type(tl.int64))
+    n_pieces = n_planes * n_rows
+    share = tl.cdiv(n_pieces, tl.num_programs(0))
+    begin = tl.program_id(0) * share
+    end = tl.minimum(begin + share, n_pieces)
+    for row in range(begin // n_planes, tl.cdiv(end, n_planes)):
+        source_row = tl.load(numbers + row)
+        target_row = tl.load(numbers + n_rows + row)
+        length = tl.load(numbers + 2 * n_rows + row)
+        first_plane = tl.maximum(begin - row * n_planes, 0)
+        for plane in range(first_plane, tl.minimum(end - row * n_planes, n_planes)):
+            source = tl.load(planes + plane)
+            target = tl.load(planes + n_planes + plane)
+            source += source_row * tl.load(planes + 2 * n_planes + plane)
+            target += target_row * tl.load(planes + 3 * n_planes + plane)
+            n_groups = length * tl.load(planes + 4 * n_planes + plane) // nbytes_of_group
+            read = tl.multiple_of(source.to(tl.pointer_type(WORD)), nbytes_of_group)
+            write = tl.multiple_of(target.to(tl.pointer_type(WORD)), nbytes_of_group)
+            for first in range(0, n_groups, TILE):
+                here = (first + groups) * N_WORDS + words
+                there = first + groups < n_groups
+                moved = tl.load(read + here, mask=there, cache_modifier=".cg")
+                tl.store(write + here, moved, mask=there)
+
+
+class Planes(NamedTuple):
+    """Planes that rows are copied of.
+
+    Attributes:
+        numbers: `Rows.planes`; kept, and so its `id`.
+        on_device: the same there.
+        alignments: the largest powers of two that divide all first addresses, all steps of the
+            source, all steps of the target, and all widths.
+        most_nbytes: of a row.
+    """
+
+    numbers: Numbers
+    on_device: torch.Tensor
+    alignments: tuple[int, ...]
+    most_nbytes: int
 
 
 class KernelCopies:
-    """Copies by the kernel; see `Way`.
+    """Copies by the kernel; see `RowsWay`.
 
     It is compiled for pieces of whole 16 bytes when this is made; for others at their first copy.
 
@@ -80,36 +130,53 @@ class KernelCopies:
 
     def __init__(self, device: torch.device, page_locked: Callable[[int], torch.Tensor]) -> None:
         self.programs = n_multiprocessors(device) or PROGRAMS
-        self._tables = Tables(device, page_locked)
-        nothing = Fragments(*np.zeros((3, 0), np.int64))
+        self._device = device
+        self._tables = Tables(page_locked)
+        self._known: dict[tuple[int, int], Planes] = {}
         for tile_nbytes in TILES_NBYTES:
+            planes = torch.zeros(ALL_MEMORY.size, dtype=torch.int64, device=device)
+            rows = self._tables.fill([np.zeros(0, np.int64)])
             words = constants(16, tile_nbytes)
-            table = self._tables.fill(nothing)
-            copy_fragments[(1,)](table.on_device, 0, num_warps=WARPS, **words)
+            copy_rows[(1,)](planes, 1, rows.address, 0, num_warps=WARPS, **words)
 
-    def __call__(
-        self,
-        fragments: Fragments,
-        stream: torch.Stream,
-        behind: Sequence[torch.Event] = (),
-        sent_by: torch.Stream | None = None,
-    ) -> None:
-        """Submit them; their addresses are on the device before the stream waits."""
-        n_fragments = len(fragments.nbytes)
-        if sent_by is None:
-            table = self._tables.fill(fragments)
-        else:
-            with sent_by:
-                table = self._tables.fill(fragments)
-            stream.wait_event(sent_by.record_event())
-        for event in behind:
-            stream.wait_event(event)
-        words = constants(alignment(fragments), int(fragments.nbytes.max()))
-        programs = (min(self.programs, n_fragments),)
+    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
+        """Submit pieces; see `Way`."""
+        self.move_rows(Rows(ALL_MEMORY, *fragments), stream)
+
+    def move_rows(self, rows: Rows, stream: torch.Stream) -> None:
+        """Submit rows; see `RowsWay`."""
+        planes = self._planes(rows.planes, stream)
+        words = constants(alignment(planes, rows), planes.most_nbytes * int(rows.lengths.max()))
+        n_planes, n_rows = rows.planes.shape[1], len(rows.sources)
+        programs = (min(self.programs, n_planes * n_rows),)
+        table = self._tables.fill(rows[1:])
         try:
-            copy_fragments[programs](table.on_device, n_fragments, num_warps=WARPS, **words)
+            copy_rows[programs](
+                planes.on_device, n_planes, table.address, n_rows, num_warps=WARPS, **words
+            )
         finally:
-            table.read(stream)  # its copy may be under way, whatever became of the kernel
+            table.read(stream)
+
+    def _planes(self, numbers: Numbers, stream: torch.Stream) -> Planes:
+        """Planes as one stream reads them; the first time they are sent there."""
+        key = id(numbers), stream.stream_id
+        if key not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
+            on_device = torch.empty(numbers.size, dtype=torch.int64, device=self._device)
+            table = self._tables.fill([numbers.ravel()])
+            try:
+                on_device.copy_(table.memory[: numbers.size], non_blocking=True)
+            finally:
+                table.read(stream)
+            self._known[key] = planes_of(numbers, on_device)
+        return self._known[key]
+
+
+def planes_of(numbers: Numbers, on_device: torch.Tensor) -> Planes:
+    """Planes that are on the device, and what is known of their bytes."""
+    alignments = power_of_two(numbers[:2]), *map(power_of_two, numbers[2:])
+    return Planes(numbers, on_device, alignments, int(numbers[4].max()))
 
 
 def n_multiprocessors(device: torch.device) -> int | None:
@@ -120,9 +187,20 @@ def n_multiprocessors(device: torch.device) -> int | None:
     )
 
 
-def alignment(fragments: Fragments) -> int:
-    """The largest power of two, 16 at most, that divides all addresses and sizes."""
-    bits = int(np.bitwise_or.reduce([np.bitwise_or.reduce(each) for each in fragments]))
+def power_of_two(numbers: Numbers) -> int:
+    """The largest that divides all of them; 0 if all are 0."""
+    bits = int(np.bitwise_or.reduce(numbers, axis=None))
+    return bits & -bits
+
+
+def alignment(planes: Planes, rows: Rows) -> int:
+    """A power of two, 16 at most, that divides all addresses and sizes of the pieces.
+
+    The largest for pieces of any addresses.
+    """
+    bits, *steps = planes.alignments
+    for step, numbers in zip(steps, rows[1:]):
+        bits |= step * power_of_two(numbers)
     return min(16, bits & -bits)
 
 

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from kvgraft.devices import PlaneCopy
-from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.fragments import Fragments, Rows
 
 __all__ = ["CopySizes", "Event", "Purpose", "Stream", "StreamRuntime"]
 
@@ -67,6 +67,10 @@ class CopySizes(NamedTuple):
         few_nbytes: less than this, of all planes, is copied as it is; calls take as much at least.
         n_streams: that cross the bus in each direction; calls take turns, so that one begins while
             another ends. Layers of a load may come later then.
+        first_pieces: of a submission's first call. Each later one takes twice as many: copies begin
+            when a call returns, and take longer than that for each piece.
+        first_nbytes: to fill the first part of the ring with that a submission takes, so that the
+            bus begins early. Each later one takes twice as many, a whole part at most.
     """
 
     ring_nbytes: int = 96 << 20
@@ -76,6 +80,8 @@ class CopySizes(NamedTuple):
     group_nbytes: int = 128 << 20
     few_nbytes: int = 1 << 20
     n_streams: int = 1
+    first_pieces: int = 32
+    first_nbytes: int = 16 << 20
 
 
 class Event(Protocol):
@@ -109,19 +115,18 @@ class Stream(Protocol):
             An event for each group, behind it.
         """
 
-    def move(
-        self,
-        fragments: Fragments,
-        behind: Sequence[Event] = (),
-        sent_by: Stream | None = None,
-    ) -> None:
-        """Copy pieces, in any order, behind some events as if `wait` had been called for each.
+    def move(self, fragments: Fragments) -> None:
+        """Copy pieces over the bus, in any order.
 
         Args:
             fragments: at least one, none empty; addresses are those of `StreamRuntime.address`.
-            behind: the addresses may be sent to the device before.
-            sent_by: the stream that sends them. One that crosses the bus anyway does so between its
-                own copies; another takes the copy engine away from it.
+        """
+
+    def move_rows(self, rows: Rows) -> None:
+        """Copy rows within the device, in any order.
+
+        Args:
+            rows: at least one, of one plane at least; addresses as above.
         """
 
     def record(self) -> Event:

@@ -7,7 +7,7 @@ small. What can be known without the rows of a transfer is found once for each s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,8 +17,17 @@ from kvgraft_accelerator.fragments import Numbers
 
 __all__ = ["Route", "Routes", "Slab", "row_nbytes"]
 
+T = TypeVar("T")
+
 MOST_KNOWN = 64
 """Sets of planes whose routes are kept."""
+
+
+class Sides(Protocol):
+    """Tells the sides of a direction."""
+
+    def __call__(self, source: T, target: T) -> tuple[T, T]:
+        """The side of the device first; or of these two, the source first."""
 
 
 class Slab(NamedTuple):
@@ -26,10 +35,8 @@ class Slab(NamedTuple):
 
     Attributes:
         layers: whose planes they are, ascending.
-        planes: of row 0 of each plane on the device, int64 `[n_planes, 1]`.
-        steps: from row to row there, likewise.
-        starts: of each plane in a slab, likewise.
-        widths: bytes of a row of each plane, int64 `[n_planes]`.
+        planes: `Rows.planes` between the device and slabs anywhere on it: a slab's row is the
+            address where it begins.
         host: of slab 0.
         host_step: from slab to slab.
         nbytes: of a slab.
@@ -37,9 +44,6 @@ class Slab(NamedTuple):
 
     layers: Sequence[int]
     planes: Numbers
-    steps: Numbers
-    starts: Numbers
-    widths: Numbers
     host: int
     host_step: int
     nbytes: int
@@ -69,7 +73,7 @@ class Routes:
 
     Args:
         address: the first byte of a tensor, None where no piece can begin.
-        sides: of a source and a target, the one on the device and the one on the host.
+        sides: of the direction.
         straight_nbytes: rows of this size and more go straight.
         piece_nbytes: pieces of a slab are not smaller than this, if the slab is not.
         most_nbytes: nor larger than this; 0 if all rows go straight.
@@ -78,7 +82,7 @@ class Routes:
     def __init__(
         self,
         address: Callable[[torch.Tensor], int | None],
-        sides: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+        sides: Sides,
         straight_nbytes: int,
         piece_nbytes: int,
         most_nbytes: int,
@@ -129,17 +133,15 @@ class Routes:
     def _slab(self, planes: Sequence[_Plane], copies: Sequence[PlaneCopy]) -> Slab:
         some = [copies[plane.number] for plane in planes]
         on_device, on_host = zip(*(self._sides(copy.source, copy.target) for copy in some))
-        table = [
-            (self._address(tensor), _stride(tensor), plane.start - planes[0].start)
-            for tensor, plane in zip(on_device, planes)
-        ]
-        addresses, steps, starts = np.array(table, np.int64).T[:, :, None]
+        starts = self._sides(
+            [self._address(tensor) for tensor in on_device],
+            [plane.start - planes[0].start for plane in planes],
+        )
+        steps = self._sides([_stride(tensor) for tensor in on_device], [1] * len(planes))
+        table = [*starts, *steps, [plane.nbytes for plane in planes]]
         return Slab(
             tuple(sorted({copy.layer for copy in some})),
-            addresses,
-            steps,
-            starts,
-            np.array([plane.nbytes for plane in planes], np.int64),
+            np.array(table, np.int64),
             self._address(on_host[0]) or 0,
             _stride(on_host[0]),
             _nbytes(planes),

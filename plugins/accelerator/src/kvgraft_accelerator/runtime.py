@@ -15,9 +15,9 @@ from kvgraft.devices import PlaneCopy
 from kvgraft.errors import ConfigError, TransferError
 from kvgraft_accelerator import plain
 from kvgraft_accelerator.cuda_driver import CudaDriver
-from kvgraft_accelerator.fragments import Fragmenter, Fragments
+from kvgraft_accelerator.fragments import Fragmenter, Fragments, Rows
 from kvgraft_accelerator.page_locked import page_locked
-from kvgraft_accelerator.protocol import CopySizes, Event, Purpose, Stream
+from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
 from kvgraft_accelerator.ways import Ways, find_ways, parted
 
 __all__ = ["Accelerator", "AcceleratorEvent", "AcceleratorStream"]
@@ -146,20 +146,6 @@ class Accelerator:
                 plain.copy_rows(group, stream, self.is_page_locked)
                 yield
 
-    def move(
-        self,
-        fragments: Fragments,
-        stream: AcceleratorStream,
-        behind: Sequence[torch.Event],
-        sent_by: torch.Stream | None,
-    ) -> None:
-        """Submit pieces to torch's current stream."""
-        if not stream.purpose.crosses_bus and self.ways.kernel is not None:
-            self.ways.kernel(fragments, stream.raw, behind, sent_by)
-            return
-        for way, some in parted(self.ways, self.sizes, fragments, crosses_bus=True):
-            way(some, stream.raw, behind)
-
 
 class AcceleratorEvent:
     """A point of a stream; see `Event`.
@@ -214,16 +200,18 @@ class AcceleratorStream:
                 events.append(self.record())
         return events
 
-    def move(
-        self,
-        fragments: Fragments,
-        behind: Sequence[Event] = (),
-        sent_by: Stream | None = None,
-    ) -> None:
-        """Submit pieces behind some events; see `Stream.move`."""
-        sender = sent_by.raw if isinstance(sent_by, AcceleratorStream) else None
+    def move(self, fragments: Fragments) -> None:
+        """Submit pieces; see `Stream.move`."""
+        device = self._device
         with self._told, self.raw:
-            self._device.move(fragments, self, [_raw(event) for event in behind], sender)
+            for way, some in parted(device.ways, device.sizes, fragments, crosses_bus=True):
+                way(some, self.raw)
+
+    def move_rows(self, rows: Rows) -> None:
+        """Submit rows of a device that has the kernel; see `Stream.move_rows`."""
+        assert self._device.ways.kernel is not None, "it stages nothing"
+        with self._told, self.raw:
+            self._device.ways.kernel.move_rows(rows, self.raw)
 
     def record(self) -> AcceleratorEvent:
         """An event behind all that was submitted so far."""

@@ -17,9 +17,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import groupby
 from typing import NamedTuple, TypeVar
 
@@ -33,6 +32,7 @@ from kvgraft_accelerator.fragments import (
     Fragmenter,
     Fragments,
     Numbers,
+    Rows,
     by_rows,
     expect_within,
     joined,
@@ -50,13 +50,6 @@ ALIGNMENT = 64
 MORE_PARTS = 2
 """Parts of a ring, beside those that cross the bus: one is filled or emptied on the device, one is
 ready for either."""
-
-FIRST_SHARE = 2
-"""The first of a submission's parts is filled to one over this: the bus begins earlier."""
-
-FIRST_PIECES = 32
-"""Of a submission's first call. Each later one takes twice as many: copies begin when a call
-returns, 0.9 µs for each piece after it was made, and take longer than that."""
 
 
 class StreamTicket(Ticket):
@@ -221,7 +214,7 @@ class _Lane:
             runtime.address, self.sides, sizes.straight_nbytes, piece_nbytes, part_nbytes
         )
         self._last: Sequence[Event] = ()
-        self._n_pieces = FIRST_PIECES
+        self._n_pieces = self._part_nbytes = 0
 
     def add(self, ticket: StreamTicket, fence: Fence | None) -> None:
         """Start a submission behind what the device was given so far, and its fence."""
@@ -262,7 +255,8 @@ class _Lane:
 
     def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> tuple[list[Event], list[int]]:
         """Submit the copies behind some events; `events` and `ends` of the ticket."""
-        self._n_pieces = FIRST_PIECES
+        sizes = self.runtime.sizes
+        self._n_pieces, self._part_nbytes = sizes.first_pieces, sizes.first_nbytes
         before = [] if self.announces_layers else self._last
         for event in (*behind, *before):
             for stream in self.bus:
@@ -301,15 +295,13 @@ class _Lane:
         """Move pieces as they are; the events behind them, the last behind all."""
         raise NotImplementedError
 
-    def through_ring(
-        self, part: _Part, slabs: Fragments, rows: Callable[[], Fragments]
-    ) -> list[Event]:
+    def through_ring(self, part: _Part, slabs: Fragments, rows: Rows) -> list[Event]:
         """Fill a part of the ring and empty it.
 
         Args:
             part: which.
             slabs: over the bus.
-            rows: makes those within the device; so many that the bus begins before, if it can.
+            rows: within the device.
 
         Returns:
             The events behind all that was submitted for it.
@@ -321,21 +313,18 @@ class _Lane:
         nbytes = max(1, int(fragments.nbytes.sum()))
         few = self.runtime.sizes.few_nbytes * len(fragments.nbytes) // nbytes
         first = 0
-        events = []
+        events: list[Event] = []
         while first < len(fragments.nbytes):
             end = first + max(self._n_pieces, few)
             self._n_pieces *= 2
             stream = self.bus[0]
             self.bus.rotate(-1)
-            stream.move(Fragments(*(each[first:end] for each in fragments)), behind)
+            for event in behind if len(events) < len(self.bus) else ():
+                stream.wait(event)
+            stream.move(Fragments(*(each[first:end] for each in fragments)))
             events.append(stream.record())
             first = end
         return events
-
-    @property
-    def _has_begun(self) -> bool:
-        """Whether something of the submission crosses the bus already."""
-        return self._n_pieces > FIRST_PIECES
 
     def _copy_rows(
         self, copies: Sequence[PlaneCopy], events: list[Event], ends: dict[int, int]
@@ -369,8 +358,10 @@ class _Lane:
                 straight += some
             else:
                 straight += [some[number] for number in route.straight]
-                rows = self.sides(source_rows, target_rows)
-                steps += [_Staged(slab.layers, slab, *rows) for slab in route.slabs]
+                on_device, on_host = self.sides(source_rows, target_rows)
+                order = np.argsort(on_host)
+                on_device, on_host = on_device[order], on_host[order]
+                steps += [_Staged(slab.layers, slab, on_device, on_host) for slab in route.slabs]
         straight.sort(key=lambda copy: copy.layer)
         group_nbytes = sizes.group_nbytes if self.announces_layers else sys.maxsize
         steps += _grouped(straight, group_nbytes)
@@ -381,22 +372,17 @@ class _Lane:
         assert self.ring is not None
         slab = step.slab
         stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
-        n_rows = self.ring.part_nbytes // stride
         first = 0
         while first < len(step.on_host):
-            end = first + (n_rows if self._has_begun else -(-n_rows // FIRST_SHARE))
+            end = first + max(1, min(self._part_nbytes, self.ring.part_nbytes) // stride)
+            self._part_nbytes *= 2
             on_device, on_host = (each[first:end] for each in step[2:])
             part = self.ring.next()
             in_ring = part.address + stride * np.arange(len(on_host), dtype=np.int64)
             slabs = joined(*self.sides(in_ring, slab.host + slab.host_step * on_host), slab.nbytes)
-            yield from self.through_ring(part, slabs, partial(self._rows, slab, on_device, in_ring))
+            rows = Rows(slab.planes, *self.sides(on_device, in_ring), np.ones_like(on_host))
+            yield from self.through_ring(part, slabs, rows)
             first = end
-
-    def _rows(self, slab: Slab, on_device: Numbers, in_ring: Numbers) -> Fragments:
-        """Rows of all planes, between their places on the device and those in the ring."""
-        planes = (slab.planes + slab.steps * on_device).ravel()
-        lanes = (slab.starts + in_ring).ravel()
-        return Fragments(*self.sides(planes, lanes), np.repeat(slab.widths, len(on_device)))
 
     def give_up(self) -> list[Event]:
         """A submission failed half way: what comes next waits for all of it; the events behind."""
@@ -441,12 +427,12 @@ class _Loads(_Lane):
             self.local.wait(event)
         return [*crossed, self.local.record()]
 
-    def through_ring(
-        self, part: _Part, slabs: Fragments, rows: Callable[[], Fragments]
-    ) -> list[Event]:
+    def through_ring(self, part: _Part, slabs: Fragments, rows: Rows) -> list[Event]:
         """Over the bus, then into place."""
         full = self.cross(slabs, part.emptied)
-        self.local.move(rows(), full, self.bus[-1])
+        for event in full:
+            self.local.wait(event)
+        self.local.move_rows(rows)
         part.emptied = [self.local.record()]
         return [*full, *part.emptied]
 
@@ -465,11 +451,11 @@ class _Backups(_Lane):
         """To the host."""
         return self.cross(fragments, ())
 
-    def through_ring(
-        self, part: _Part, slabs: Fragments, rows: Callable[[], Fragments]
-    ) -> list[Event]:
+    def through_ring(self, part: _Part, slabs: Fragments, rows: Rows) -> list[Event]:
         """Side by side, then over the bus."""
-        self.local.move(rows(), part.emptied)
+        for event in part.emptied:
+            self.local.wait(event)
+        self.local.move_rows(rows)
         full = [self.local.record()]
         part.emptied = self.cross(slabs, full)
         return [*full, *part.emptied]
@@ -481,7 +467,8 @@ class _Staged(NamedTuple):
     Attributes:
         layers: that they belong to.
         slab: the planes.
-        on_device, on_host: which rows.
+        on_device, on_host: which rows, those of the host ascending: slabs that follow one another
+            there are one piece, and writes to the host go on at the next address.
     """
 
     layers: Sequence[int]

@@ -1,71 +1,73 @@
-"""Addresses on the device, as a kernel takes them."""
+"""Numbers that a kernel reads from page-locked memory of the host.
+
+They are few for the bytes that they describe. A copy of them to the device would wait behind the
+megabytes that another stream sends there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
 
-from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.fragments import Numbers
 
-__all__ = ["Tables"]
+__all__ = ["Table", "Tables"]
 
 LEAST = 1 << 12
-"""Fragments that the smallest table has room for."""
+"""Numbers that the smallest table has room for."""
 
 
 class Tables:
-    """Tables of addresses, each with page-locked memory that it is filled from.
+    """Tables of numbers in page-locked memory.
 
     One is used again when the kernel that read it has ended. Where none is free or large enough one
     more is made, so soon there are as many as copies are in flight, and nothing is allocated.
 
     Args:
-        device: where the tables are.
-        page_locked: takes memory that copies reach in the background, uint8 `[nbytes]`. Not torch's
-            own: where a device is lost, torch ends the process when such memory is given back.
+        page_locked: takes memory that the device reaches, uint8 `[nbytes]`. Not torch's own: where
+            a device is lost, torch ends the process when such memory is given back.
     """
 
-    def __init__(self, device: torch.device, page_locked: Callable[[int], torch.Tensor]) -> None:
-        self._device, self._page_locked = device, page_locked
-        self._tables: list[_Table] = []
+    def __init__(self, page_locked: Callable[[int], torch.Tensor]) -> None:
+        self._page_locked = page_locked
+        self._tables: list[Table] = []
 
     def __len__(self) -> int:
         """Tables made so far."""
         return len(self._tables)
 
-    def fill(self, fragments: Fragments) -> _Table:
-        """A table with these fragments, in the order of the current stream.
+    def fill(self, columns: Sequence[Numbers]) -> Table:
+        """A table with these columns, one behind the other.
 
         Whoever has submitted the kernel that reads it calls `read`.
         """
-        n = len(fragments.nbytes)
-        free = (each for each in self._tables if len(each.on_host) >= 3 * n and each.is_free())
+        n = sum(map(len, columns))
+        free = (each for each in self._tables if len(each.numbers) >= n and each.is_free())
         table = next(free, None)
         if table is None:
             room = 1 << (max(n, LEAST) - 1).bit_length()
-            on_host = self._page_locked(3 * 8 * room).view(torch.int64)
-            table = _Table(on_host, self._device)
+            table = Table(self._page_locked(8 * room).view(torch.int64))
             self._tables.append(table)
-        np.concatenate(fragments, out=table.numbers[: 3 * n])
-        table.on_device[: 3 * n].copy_(table.on_host[: 3 * n], non_blocking=True)
+        np.concatenate(columns, out=table.numbers[:n])
         return table
 
 
-class _Table:
-    """Room for sources, targets and sizes of fragments, one behind the other.
+class Table:
+    """Room for numbers.
+
+    Args:
+        memory: page-locked, int64 `[room]`.
 
     Attributes:
-        on_host: page-locked, int64 `[3 * room]`.
-        on_device: the copy that kernels read.
-        numbers: `on_host` as an array.
+        memory: see above.
+        numbers: the same as an array.
+        address: of the first.
     """
 
-    def __init__(self, on_host: torch.Tensor, device: torch.device) -> None:
-        self.on_host = on_host
-        self.on_device = torch.empty(len(on_host), dtype=torch.int64, device=device)
-        self.numbers = self.on_host.numpy()
+    def __init__(self, memory: torch.Tensor) -> None:
+        self.memory, self.numbers, self.address = memory, memory.numpy(), memory.data_ptr()
         self._behind: torch.Event | None = None
 
     def is_free(self) -> bool:

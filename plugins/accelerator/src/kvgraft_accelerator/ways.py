@@ -8,17 +8,17 @@ torch's are everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from kvgraft_accelerator.cuda_driver import CudaDriver
-from kvgraft_accelerator.fragments import Fragments
+from kvgraft_accelerator.fragments import Fragments, Rows
 from kvgraft_accelerator.protocol import CopySizes
 
-__all__ = ["BatchedCopies", "Way", "Ways", "find_ways", "parted"]
+__all__ = ["BatchedCopies", "RowsWay", "Way", "Ways", "find_ways", "parted"]
 
 FEWEST = 16
 """Small pieces that are worth a kernel's launch."""
@@ -27,21 +27,20 @@ FEWEST = 16
 class Way(Protocol):
     """A call that takes many copies."""
 
-    def __call__(
-        self,
-        fragments: Fragments,
-        stream: torch.Stream,
-        behind: Sequence[torch.Event] = (),
-        sent_by: torch.Stream | None = None,
-    ) -> None:
+    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
         """Submit copies of pieces, which run in any order; the arrays may change afterwards.
 
         Args:
             fragments: at least one, none empty.
             stream: torch's current one.
-            behind: events that the stream waits for first, with the copies at the latest.
-            sent_by: sends the addresses, if they need to be sent; by default `stream`.
         """
+
+
+class RowsWay(Way, Protocol):
+    """A way that makes the pieces of rows itself."""
+
+    def move_rows(self, rows: Rows, stream: torch.Stream) -> None:
+        """Submit copies of rows; see `Stream.move_rows`."""
 
 
 class Ways(NamedTuple):
@@ -53,7 +52,7 @@ class Ways(NamedTuple):
     """
 
     batched: Way | None = None
-    kernel: Way | None = None
+    kernel: RowsWay | None = None
 
     @property
     def by_address(self) -> bool:
@@ -94,17 +93,8 @@ class BatchedCopies:
         self._driver = driver
         self._handles: dict[int, int] = {}
 
-    def __call__(
-        self,
-        fragments: Fragments,
-        stream: torch.Stream,
-        behind: Sequence[torch.Event] = (),
-        sent_by: torch.Stream | None = None,
-    ) -> None:
-        """Submit them; see `Way`. The call takes the addresses from the host."""
-        del sent_by
-        for event in behind:
-            stream.wait_event(event)
+    def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
+        """Submit them; see `Way`."""
         handle = self._handles.get(stream.stream_id)
         if handle is None:
             handle = self._handles[stream.stream_id] = self.handle(stream)

@@ -14,7 +14,7 @@ import torch
 
 from kvgraft.devices import SIMULATED, PlaneCopy, torch_device
 from kvgraft.errors import ContractViolation, TransferError
-from kvgraft_accelerator.fragments import Fragmenter, Fragments
+from kvgraft_accelerator.fragments import Fragmenter, Fragments, Rows
 from kvgraft_accelerator.protocol import CopySizes, Event, Purpose
 from kvgraft_testing.simulated.ordering import Access, Clock, Memory, Ordering, Unordered
 from kvgraft_testing.simulated.streams import Point, SimulatedEvent, SimulatedStream, Work
@@ -22,7 +22,7 @@ from kvgraft_testing.simulated.tensor import DeviceTensor
 
 __all__ = ["Choose", "SimulatedDevice"]
 
-Rows = tuple[torch.Tensor, "torch.Tensor | None"]
+SomeRows = tuple[torch.Tensor, "torch.Tensor | None"]
 """A tensor and some of its rows; None for all."""
 
 Choose = Callable[[int], int]
@@ -35,6 +35,7 @@ SMALL = CopySizes(
     group_nbytes=256,
     few_nbytes=100,
     n_streams=2,
+    first_nbytes=256,
 )
 """For pools of some kilobytes: every way is taken, and rings go round."""
 
@@ -160,8 +161,8 @@ class SimulatedDevice:
         label: str,
         run: Callable[..., None],
         *,
-        reads: Sequence[Rows] = (),
-        writes: Sequence[Rows] = (),
+        reads: Sequence[SomeRows] = (),
+        writes: Sequence[SomeRows] = (),
     ) -> None:
         """Queue a kernel of one's own on the current stream.
 
@@ -202,6 +203,10 @@ class SimulatedDevice:
     def submit_moves(self, stream: SimulatedStream, fragments: Fragments) -> None:
         """Queue copies of pieces."""
         self._submit_moves(stream, stream.purpose.value, self._moves(fragments))
+
+    def submit_rows(self, stream: SimulatedStream, rows: Rows) -> None:
+        """Queue copies of rows within the device."""
+        self.submit_moves(stream, rows.fragments())
 
     def _submit_group(
         self,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvgraft.devices import PlaneCopy
 from kvgraft.errors import TransferError
-from kvgraft_accelerator.fragments import Fragments
-from kvgraft_accelerator.protocol import Event, Purpose, Stream
+from kvgraft_accelerator.fragments import Fragments, Rows
+from kvgraft_accelerator.protocol import Event, Purpose
 from kvgraft_testing.simulated.ordering import Clock, join
 
 if TYPE_CHECKING:
@@ -120,17 +120,13 @@ class SimulatedStream:
             events.append(self.record())
         return events
 
-    def move(
-        self,
-        fragments: Fragments,
-        behind: Sequence[Event] = (),
-        sent_by: Stream | None = None,
-    ) -> None:
-        """Queue copies of pieces behind some events; their addresses need not be sent."""
-        del sent_by
-        for event in behind:
-            self.wait(event)
+    def move(self, fragments: Fragments) -> None:
+        """Queue copies of pieces."""
         self.device.submit_moves(self, fragments)
+
+    def move_rows(self, rows: Rows) -> None:
+        """Queue copies of rows."""
+        self.device.submit_rows(self, rows)
 
     def record(self) -> SimulatedEvent:
         """An event behind all that was submitted so far."""
