@@ -169,6 +169,34 @@ def test_layers_of_a_load_are_announced_in_groups_of_large_pieces(
     pools.device.finish()
 
 
+@pytest.mark.parametrize(
+    ("group_nbytes", "n_events", "ends"),
+    [(1, 3, [0, 1, 2]), (257, 2, [0, 0, 1]), (9999, 1, [0] * 3)],
+)
+def test_layers_with_rows_of_their_own_cross_together(
+    group_nbytes: int, n_events: int, ends: list[int]
+) -> None:
+    """Keys, and values of the last layer, have other rows than the values of the others."""
+    pools = Pools(SIZES._replace(straight_nbytes=0, group_nbytes=group_nbytes))
+    pools.fill()
+    others = torch.tensor([1, 5, 7, 2]), torch.tensor([4, 5, 6, 0])
+    copies = [
+        copy._replace(target_rows=others[0]) if at in (0, 2, 4, 5) else copy
+        for at, copy in enumerate(pools.copies(backup=False))
+    ]
+    ticket = pools.engine.submit(copies[::-1])
+    assert isinstance(ticket, StreamTicket)
+    events = [ticket.layer_event(layer) for layer in range(N_LAYERS)]
+    assert len(set(map(id, events))) == n_events
+    assert [list(dict.fromkeys(map(id, events))).index(id(each)) for each in events] == ends
+    for copy, event in zip(copies, [event for event in events for _ in range(2)]):
+        pools.device.compute().wait(event)  # type: ignore[arg-type]
+        found = copy.target.cpu()[copy.target_rows]
+        assert found.equal(pools.slabs[HOST_ROWS][:, copy.source.storage_offset() :][:, :LANES])
+    assert ticket.wait(1)
+    pools.device.finish()
+
+
 @pytest.mark.parametrize("backup", [True, False])
 @pytest.mark.parametrize("few_nbytes", [1, 193])
 @pytest.mark.parametrize("n_streams", [1, 2, 3])

@@ -7,6 +7,7 @@ per plane a little, and per piece nothing in Python. A kernel makes the pieces o
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +16,23 @@ import torch
 
 from kvgraft.devices import PlaneCopy
 
-__all__ = ["Fragmenter", "Fragments", "Numbers", "Rows", "by_rows", "expect_within", "joined"]
+__all__ = [
+    "Fragmenter",
+    "Fragments",
+    "Numbers",
+    "Rows",
+    "by_rows",
+    "expect_within",
+    "ids",
+    "joined",
+    "pieces",
+    "planes_of",
+    "together",
+]
 
 Numbers = npt.NDArray[np.int64]
+
+Address = Callable[[torch.Tensor], int]
 
 MOST_KNOWN = 64
 """Sets of planes whose addresses are kept."""
@@ -72,14 +87,12 @@ class _Planes(NamedTuple):
 
     Attributes:
         copies: keep the tensors, and so their addresses and `id`s.
-        dense: `Rows.planes` of those whose rows touch on both sides.
-        strided: of the others.
+        numbers: `Rows.planes`.
         n_source_rows, n_target_rows: rows that every plane has.
     """
 
     copies: Sequence[PlaneCopy]
-    dense: Numbers
-    strided: Numbers
+    numbers: Numbers
     n_source_rows: int
     n_target_rows: int
 
@@ -91,7 +104,7 @@ class Fragmenter:
         address: the first byte of a tensor.
     """
 
-    def __init__(self, address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr) -> None:
+    def __init__(self, address: Address = torch.Tensor.data_ptr) -> None:
         self._address = address
         self._known: dict[tuple[int, ...], _Planes] = {}
 
@@ -107,50 +120,69 @@ class Fragmenter:
             source_rows, target_rows = group[0].source_rows.numpy(), group[0].target_rows.numpy()
             expect_within(source_rows, planes.n_source_rows)
             expect_within(target_rows, planes.n_target_rows)
-            if not len(source_rows):
-                continue
-            if planes.dense.size:
-                order = np.argsort(source_rows)
-                runs = joined(source_rows[order], target_rows[order], 1)
-                parts.append(Rows(planes.dense, *runs).fragments())
-            if planes.strided.size:
-                ones = np.ones(len(source_rows), np.int64)
-                parts.append(Rows(planes.strided, source_rows, target_rows, ones).fragments())
-        if len(parts) == 1:
-            return parts[0]
-        return Fragments(*(np.concatenate(each) for each in zip(NONE, *parts)))
+            parts.append(pieces(planes.numbers, source_rows, target_rows))
+        return together(parts)
 
     def _planes(self, copies: Sequence[PlaneCopy]) -> _Planes:
-        key = tuple([id(tensor) for copy in copies for tensor in copy[1:3]])
+        key = tuple(ids(copies, "source") + ids(copies, "target"))
         known = self._known.get(key)
         if known is None:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
-            found = np.array([self._plane(copy) for copy in copies], np.int64)
-            is_dense = (found[:, 2] == found[:, 4]) & (found[:, 3] == found[:, 4])
             known = self._known[key] = _Planes(
                 copies,
-                found[is_dense].T,
-                found[~is_dense].T,
+                planes_of(copies, self._address),
                 min(len(copy.source) for copy in copies),
                 min(len(copy.target) for copy in copies),
             )
         return known
 
-    def _plane(self, copy: PlaneCopy) -> tuple[int, ...]:
+
+def planes_of(copies: Sequence[PlaneCopy], address: Address) -> Numbers:
+    """`Rows.planes` of some copies."""
+    found = np.empty((5, len(copies)), np.int64)
+    for at, copy in enumerate(copies):
         source, target, size = copy.source, copy.target, copy.source.element_size()
         steps = source.stride(0) * size, target.stride(0) * size
-        return (self._address(source), self._address(target), *steps, source.shape[1] * size)
+        found[:, at] = address(source), address(target), *steps, source.shape[1] * size
+    return found
+
+
+def pieces(planes: Numbers, sources: Numbers, targets: Numbers) -> Fragments:
+    """Rows of planes; those that are neighbours on both sides are one where rows touch there."""
+    ones = np.ones(len(sources), np.int64)
+    is_dense = (planes[2:4] == planes[4]).all(axis=0)
+    if not is_dense.any() or not len(sources):
+        return Rows(planes, sources, targets, ones).fragments()
+    order = np.argsort(sources)
+    runs = joined(sources[order], targets[order], 1)
+    dense = Rows(planes[:, is_dense], *runs).fragments()
+    if is_dense.all():
+        return dense
+    return together([dense, Rows(planes[:, ~is_dense], sources, targets, ones).fragments()])
+
+
+def together(parts: Sequence[Fragments]) -> Fragments:
+    """All pieces of these."""
+    if len(parts) == 1:
+        return parts[0]
+    return Fragments(*(np.concatenate(each) for each in zip(NONE, *parts)))
 
 
 def by_rows(copies: Sequence[PlaneCopy]) -> Collection[Sequence[PlaneCopy]]:
     """Copies of the same rows together."""
-    if len({id(each[3]) for each in copies}) == 1 == len({id(each[4]) for each in copies}):
+    of_rows = ids(copies, "source_rows"), ids(copies, "target_rows")
+    if len(set(of_rows[0])) == 1 == len(set(of_rows[1])):
         return [copies]
     alike: dict[tuple[int, int], list[PlaneCopy]] = {}
-    for copy in copies:
-        alike.setdefault((id(copy[3]), id(copy[4])), []).append(copy)
+    for copy, pair in zip(copies, zip(*of_rows)):
+        alike.setdefault(pair, []).append(copy)
     return alike.values()
+
+
+def ids(copies: Sequence[PlaneCopy], name: str) -> list[int]:
+    """The `id` of one tensor of each copy."""
+    return list(map(id, map(attrgetter(name), copies)))
 
 
 def expect_within(rows: Numbers, n_rows: int) -> None:

@@ -7,15 +7,16 @@ small. What can be known without the rows of a transfer is found once for each s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 
 from kvgraft.devices import PlaneCopy
-from kvgraft_accelerator.fragments import Numbers
+from kvgraft_accelerator.fragments import Numbers, ids, planes_of
 
-__all__ = ["Route", "Routes", "Slab", "row_nbytes"]
+__all__ = ["Route", "Routes", "Slab", "Straight"]
 
 T = TypeVar("T")
 
@@ -49,20 +50,35 @@ class Slab(NamedTuple):
     nbytes: int
 
 
+class Straight(NamedTuple):
+    """Planes that cross the bus as they are.
+
+    Attributes:
+        planes: `Rows.planes`, first layers first.
+        layers: of each layer its number, where its planes begin and end in `planes`, and the bytes
+            of a row of them.
+    """
+
+    planes: Numbers
+    layers: list[tuple[int, int, int, int]]
+
+
 class Route(NamedTuple):
     """The ways of planes that are copied together again and again.
 
     Attributes:
         copies: keep the tensors, and so their `id`s and addresses.
         slabs: those that go through the ring.
-        straight: numbers of the other copies.
+        straight: the other ones.
+        every: all of them, as if they went straight.
         row_nbytes: of a row of all planes.
         n_source_rows, n_target_rows: rows that every plane has.
     """
 
     copies: Sequence[PlaneCopy]
     slabs: list[Slab]
-    straight: list[int]
+    straight: Straight
+    every: Straight
     row_nbytes: int
     n_source_rows: int
     n_target_rows: int
@@ -94,7 +110,7 @@ class Routes:
 
     def of(self, copies: Sequence[PlaneCopy]) -> Route | None:
         """The route of planes that are copied together; None where no address reaches some."""
-        key = tuple([id(tensor) for copy in copies for tensor in copy[1:3]])
+        key = tuple(ids(copies, "source") + ids(copies, "target"))
         if key not in self._known:
             if len(self._known) >= MOST_KNOWN:
                 self._known.clear()
@@ -118,7 +134,8 @@ class Routes:
         return Route(
             copies,
             [self._slab(some, copies) for some in found],
-            [number for number in range(len(copies)) if number not in staged],
+            self._straight([each for at, each in enumerate(copies) if at not in staged]),
+            self._straight(copies),
             sum(row_nbytes(copy.source) for copy in copies),
             min(len(copy.source) for copy in copies),
             min(len(copy.target) for copy in copies),
@@ -129,6 +146,16 @@ class Routes:
         nbytes = _nbytes(run)
         n_pieces = max(1, nbytes // self._piece_nbytes)
         return _cut(run, min(self._most_nbytes, -(-nbytes // n_pieces)))
+
+    def _straight(self, copies: Sequence[PlaneCopy]) -> Straight:
+        copies = sorted(copies, key=lambda copy: copy.layer)
+        layers = []
+        end = 0
+        for layer, group in groupby(copies, key=lambda copy: copy.layer):
+            widths = [row_nbytes(copy.source) for copy in group]
+            first, end = end, end + len(widths)
+            layers.append((layer, first, end, sum(widths)))
+        return Straight(planes_of(copies, lambda tensor: self._address(tensor) or 0), layers)
 
     def _slab(self, planes: Sequence[_Plane], copies: Sequence[PlaneCopy]) -> Slab:
         some = [copies[plane.number] for plane in planes]

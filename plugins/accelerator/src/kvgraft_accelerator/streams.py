@@ -29,16 +29,18 @@ from kvgraft.errors import TransferError
 from kvgraft.pools.component import PlaneCopy
 from kvgraft.transfers.engine import Fence, Ticket, fences_of
 from kvgraft_accelerator.fragments import (
-    Fragmenter,
     Fragments,
     Numbers,
     Rows,
     by_rows,
     expect_within,
+    ids,
     joined,
+    pieces,
+    together,
 )
 from kvgraft_accelerator.protocol import Event, Purpose, StreamRuntime
-from kvgraft_accelerator.routes import Routes, Slab, row_nbytes
+from kvgraft_accelerator.routes import Routes, Slab, Straight
 
 __all__ = ["StreamTicket", "StreamTransferEngine"]
 
@@ -207,7 +209,6 @@ class _Lane:
         self.ring = _Ring(runtime, self.over_bus.value) if runtime.stages else None
         self._fence_timeout_s = fence_timeout_s
         self._held: deque[_Held] = deque()
-        self._fragmenter = Fragmenter(lambda tensor: runtime.address(tensor) or 0)
         sizes, part_nbytes = runtime.sizes, 0 if self.ring is None else self.ring.part_nbytes
         piece_nbytes = sizes.piece_nbytes if self.announces_layers else part_nbytes
         self._routes = Routes(
@@ -272,7 +273,7 @@ class _Lane:
             if isinstance(step, _Staged):
                 events += self._stage(step)
             else:
-                events += self.straight(self._fragmenter.fragments(step.copies))
+                events += self.straight(step.fragments())
             ends.update(dict.fromkeys(step.layers, len(events)))
         if not self.announces_layers:
             first, *others = self.bus
@@ -344,7 +345,7 @@ class _Lane:
         """Copies by their ways, first layers first; None where no address reaches some."""
         sizes = self.runtime.sizes
         steps: list[_Staged | _Straight] = []
-        straight: list[PlaneCopy] = []
+        straight: list[_Crossing] = []
         for some in by_rows(copies):
             route = self._routes.of(some)
             if route is None:
@@ -355,14 +356,15 @@ class _Lane:
             if not len(source_rows):
                 continue
             if len(source_rows) * route.row_nbytes < sizes.few_nbytes:
-                straight += some
-            else:
-                straight += [some[number] for number in route.straight]
+                straight.append(_Crossing(route.every, source_rows, target_rows))
+                continue
+            if route.straight.layers:
+                straight.append(_Crossing(route.straight, source_rows, target_rows))
+            if route.slabs:
                 on_device, on_host = self.sides(source_rows, target_rows)
                 order = np.argsort(on_host)
                 on_device, on_host = on_device[order], on_host[order]
                 steps += [_Staged(slab.layers, slab, on_device, on_host) for slab in route.slabs]
-        straight.sort(key=lambda copy: copy.layer)
         group_nbytes = sizes.group_nbytes if self.announces_layers else sys.maxsize
         steps += _grouped(straight, group_nbytes)
         return sorted(steps, key=lambda step: step.layers[0])
@@ -477,11 +479,28 @@ class _Staged(NamedTuple):
     on_host: Numbers
 
 
+class _Crossing(NamedTuple):
+    """Rows of planes that go straight."""
+
+    straight: Straight
+    source_rows: Numbers
+    target_rows: Numbers
+
+
 class _Straight(NamedTuple):
-    """Copies that cross the bus as they are, and their layers."""
+    """Some layers that go straight; of each crossing, where their planes begin and end."""
 
     layers: Sequence[int]
-    copies: list[PlaneCopy]
+    parts: list[tuple[_Crossing, int, int]]
+
+    def fragments(self) -> Fragments:
+        """The pieces."""
+        return together(
+            [
+                pieces(each.straight.planes[:, first:end], each.source_rows, each.target_rows)
+                for each, first, end in self.parts
+            ]
+        )
 
 
 class _Part:
@@ -524,24 +543,26 @@ class _Ring:
 
 def _is_chained(copies: Sequence[PlaneCopy]) -> bool:
     """Whether one reads the bytes of another."""
-    sources = {id(copy.source) for copy in copies}
-    return any(id(copy.target) in sources for copy in copies)
+    return not set(ids(copies, "source")).isdisjoint(ids(copies, "target"))
 
 
-def _grouped(copies: Sequence[PlaneCopy], least_nbytes: int) -> Iterator[_Straight]:
-    """Copies of whole layers, in the order of the layers, together until they have these bytes."""
-    some: list[PlaneCopy] = []
+def _grouped(crossings: Sequence[_Crossing], least_nbytes: int) -> Iterator[_Straight]:
+    """Whole layers, first layers first, together until they have these bytes."""
+    found = sorted(
+        (layer, number, first, end, row_nbytes * len(each.source_rows))
+        for number, each in enumerate(crossings)
+        for layer, first, end, row_nbytes in each.straight.layers
+    )
+    layers: list[int] = []
+    parts: dict[int, tuple[_Crossing, int, int]] = {}
     nbytes = 0
-    for _, layer in groupby(copies, key=lambda copy: copy.layer):
-        if nbytes >= least_nbytes:
-            yield _straight(some)
-            some, nbytes = [], 0
-        for copy in layer:
-            some.append(copy)
-            nbytes += row_nbytes(copy.source) * len(copy.source_rows)
-    if some:
-        yield _straight(some)
-
-
-def _straight(copies: list[PlaneCopy]) -> _Straight:
-    return _Straight(sorted({copy.layer for copy in copies}), copies)
+    for layer, number, first, end, more_nbytes in found:
+        if nbytes >= least_nbytes and layer != layers[-1]:
+            yield _Straight(layers, list(parts.values()))
+            layers, parts, nbytes = [], {}, 0
+        layers.append(layer)
+        begin = parts[number][1] if number in parts else first
+        parts[number] = crossings[number], begin, end
+        nbytes += more_nbytes
+    if layers:
+        yield _Straight(layers, list(parts.values()))
