@@ -198,6 +198,16 @@ def test_memory_is_page_locked_where_it_is_and_unlocked_with_its_last_tensor(n_b
     assert TOY.n_locked() == before
 
 
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the system has no large pages"
+)
+def test_page_locked_memory_asks_for_large_pages() -> None:
+    memory = page_locked(DRIVER, 8 << 20)
+    _, _, here = Path("/proc/self/smaps").read_text().partition(f"{memory.data_ptr():x}-")
+    flags = here[here.index("VmFlags:") :].splitlines()[0]
+    assert "hg" in flags.split()
+
+
 def test_memory_of_a_lost_device_goes_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", told.append)
