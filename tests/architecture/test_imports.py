@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 15_614
+MOST_LINES = 15_613
 """Of the core's source."""
 
 

@@ -398,17 +398,14 @@ class Serving:
         `keep_slots` it does not, for engines whose tables only grow: the request keeps its own
         slots of those pages until it ends (N1). Declined, returning False and changing nothing,
         when there is nothing new, when the shared pages could not be replaced out of the headroom
-        (A12), or when the request's namespace was cleared since it began. Raises `ConfigError` for
-        `keep_slots` where a component keeps states: it is for pages alone so far.
+        (A12), or when its namespace was cleared since it began. Where a component keeps states
+        `keep_slots` is refused with `ConfigError`: there `allocate` shares, all slots kept.
         """
         request = self._expect_changing(request)
         request.expect_namespace()
         if keep_slots and request.state_components:
-            name = request.state_components[0].component.name
-            raise ConfigError(
-                f"checkpoint: keep_slots is for pages, and component {name!r} keeps states; "
-                "checkpoint without it, or at the end alone"
-            )
+            said = f"is for pages, and {request.state_components[0].component.name!r} keeps states"
+            raise ConfigError(f"checkpoint: keep_slots {said}; leave it out")
         if fence is not None:
             expect_fence(fence)
             self.journal.set_fence(fence)  # declined or not: it covers others' data, too (B4)

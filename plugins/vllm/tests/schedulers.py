@@ -2,7 +2,9 @@
 
 The worker keeps block tables as vLLM's does: new blocks are appended, and a table is replaced where
 a request is resumed. Where a model would write keys and values it writes a number that stands for
-the token and all before it; whatever position a scheduled token attends to must hold its own.
+the token and all before it; whatever position a scheduled token attends to must hold its own. A
+state holds the number of its last token. As vLLM's worker with `mamba_cache_mode` "align" it clears
+blocks and copies some first, then moves each state to the column of the last token of the step.
 """
 
 from __future__ import annotations
@@ -23,11 +25,15 @@ from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
+    MambaSpec,
     SlidingWindowSpec,
+    is_mamba_prefill_checkpoint_valid,
 )
 from vllm.v1.metrics.stats import PrefixCacheStats
 from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
+
+from kvgraft_vllm.block_layout import STATE, LooksBack
 
 __all__ = ["Engine", "Sizes", "Traffic", "Worker", "drive"]
 
@@ -49,7 +55,7 @@ class Sizes:
 
     Attributes:
         n_blocks: blocks of all groups together.
-        windows: per group, its sliding window; None for full attention.
+        windows: per group, its sliding window; None for full attention, `STATE` for states.
         block_size: tokens of a block.
         step_tokens: most tokens of a step.
         max_model_len: longest context.
@@ -57,10 +63,11 @@ class Sizes:
         policy: `fcfs` or `priority`.
         depth: steps under way at a time; more than one is asynchronous scheduling.
         log_stats: whether vLLM's statistics are kept.
+        exports: whether kernels export the state before a prompt's end from inside a pass.
     """
 
     n_blocks: int = 65
-    windows: tuple[int | None, ...] = (None,)
+    windows: tuple[LooksBack, ...] = (None,)
     block_size: int = 4
     step_tokens: int = 24
     max_model_len: int = 96
@@ -68,6 +75,12 @@ class Sizes:
     policy: str = "fcfs"
     depth: int = 1
     log_stats: bool = True
+    exports: bool = False
+
+    @property
+    def states(self) -> list[int]:
+        """The groups with states."""
+        return [group for group, window in enumerate(self.windows) if window == STATE]
 
 
 def cache_config(sizes: Sizes) -> KVCacheConfig:
@@ -79,11 +92,19 @@ def cache_config(sizes: Sizes) -> KVCacheConfig:
             "head_size": 8,
             "dtype": torch.float16,
         }
-        spec = (
-            FullAttentionSpec(**shape)
-            if window is None
-            else SlidingWindowSpec(**shape, sliding_window=window)
-        )
+        if window == STATE:
+            spec = MambaSpec(
+                block_size=sizes.block_size,
+                shapes=((sizes.block_size, 16),),
+                dtypes=(torch.float16,),
+                mamba_cache_mode="align",
+                num_prefill_checkpoint_blocks=int(sizes.exports),
+                prefill_checkpoint_alignment=sizes.block_size if sizes.exports else None,
+            )
+        elif window is None:
+            spec = FullAttentionSpec(**shape)
+        else:
+            spec = SlidingWindowSpec(**shape, sliding_window=window)
         groups.append(KVCacheGroupSpec([f"layers.{number}"], spec))
     return KVCacheConfig(num_blocks=sizes.n_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
 
@@ -110,7 +131,7 @@ def engine_config(sizes: Sizes) -> Any:
             num_gpu_blocks=sizes.n_blocks,
             block_size=sizes.block_size,
             enable_prefix_caching=True,
-            mamba_cache_mode="none",
+            mamba_cache_mode="align" if sizes.states else "none",
             enable_mamba_shared_prefix_checkpoint=False,
         ),
         parallel_config=SimpleNamespace(
@@ -250,6 +271,8 @@ class Worker:
     def __init__(self, sizes: Sizes) -> None:
         self.sizes = sizes
         self.contents = np.zeros((sizes.n_blocks, sizes.block_size), np.int64)
+        self.columns: dict[str, int] = {}
+        """Of the newest state in a request's tables."""
         self.tables: dict[str, list[list[int]]] = {}
         self.texts: dict[str, Text] = {}
         self.wrong = self.n_resumed = 0
@@ -259,6 +282,11 @@ class Worker:
         """One pass of the model over what was scheduled: all tokens are written, then read."""
         for gone in output.finished_req_ids:
             self.tables.pop(gone, None)
+            self.columns.pop(gone, None)
+        self.contents[output.new_block_ids_to_zero or []] = 0
+        if output.kv_cache_block_copies:
+            sources, targets = zip(*output.kv_cache_block_copies)
+            self.contents[[*targets]] = self.contents[[*sources]]
         spans: dict[str, tuple[int, int]] = {}
         for new in output.scheduled_new_reqs:
             self.tables[new.req_id] = [list(ids) for ids in new.block_ids]
@@ -270,10 +298,14 @@ class Worker:
             if name in cached.resumed_req_ids:
                 self.n_resumed += 1
                 self.tables[name] = [list(group) for group in ids]
+                self.columns.pop(name, None)
             elif ids is not None:
                 for table, group in zip(self.tables[name], ids):
                     table.extend(group)
             spans[name] = (computed, output.num_scheduled_tokens[name])
+        if self.sizes.states:
+            for name, (start, n_tokens) in spans.items():
+                self._move_states(name, start, start + n_tokens)
         for name, (start, n_tokens) in spans.items():
             self._write(name, start, start + n_tokens)
         sampled = [self._sample(name, start, start + n) for name, (start, n) in spans.items()]
@@ -288,18 +320,49 @@ class Worker:
         for each in ("requests", "queries", "hits", "preempted_requests", "preempted_hits"):
             setattr(self.stats, each, getattr(self.stats, each) + getattr(stats, each))
 
+    def _move_states(self, name: str, start: int, end: int) -> None:
+        """To the column of the last token of the step, from that of the last token before it."""
+        size = self.sizes.block_size
+        before = self.columns.get(name, (start - 1) // size)
+        column = self.columns[name] = -(-end // size) - 1
+        for group in self.sizes.states:
+            table = self.tables[name][group]
+            if before not in (-1, column):
+                self.contents[table[column]] = self.contents[table[before]]
+
+    def _run_states(self, name: str, group: int, start: int, end: int) -> None:
+        """From the state of the last token before the step to that of its last."""
+        size, numbers = self.sizes.block_size, self.texts[name].number(end)
+        table = self.tables[name][group]
+        block = table[self.columns[name]]
+        assert block > 0, f"{name} writes its state to the null block of group {group}"
+        if start:
+            self.wrong += int(self.contents[block, 0] != numbers[start - 1] + group)
+        self.contents[block] = numbers[end - 1] + group
+        if self.sizes.exports and is_mamba_prefill_checkpoint_valid(
+            start, end, position := (end - 1) // size * size, size, size, size
+        ):
+            self.contents[table[-(-end // size) - 2]] = numbers[position - 1] + group
+
     def _write(self, name: str, start: int, end: int) -> None:
         size, numbers = self.sizes.block_size, self.texts[name].number(end)
         for group, table in enumerate(self.tables[name]):
+            if self.sizes.windows[group] == STATE:
+                self._run_states(name, group, start, end)
+                continue
             places = np.arange(start, end)
             blocks = np.array(table)[places // size]
             assert (blocks > 0).all(), f"{name} writes to the null block of group {group}"
+            new = blocks[places % size == 0] if self.sizes.states else []
+            assert not self.contents[new].any(), f"{name} writes to blocks that were not cleared"
             self.contents[blocks, places % size] = numbers[start:] + group
 
     def _sample(self, name: str, start: int, end: int) -> list[int]:
         size, text = self.sizes.block_size, self.texts[name]
         numbers = text.number(end)
         for group, (table, window) in enumerate(zip(self.tables[name], self.sizes.windows)):
+            if window == STATE:
+                continue  # it was looked at before it went on
             places = np.arange(0 if window is None else max(0, start - window + 1), end)
             held = self.contents[np.array(table)[places // size], places % size]
             self.wrong += int((held != numbers[places] + group).sum())

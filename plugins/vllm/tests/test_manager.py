@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("vllm", reason="vLLM's files are not at hand: make test-engine-files")
 
@@ -21,18 +22,22 @@ from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStor
 from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler
-from vllm.v1.kv_cache_interface import MambaSpec
+from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec
 
 from kvgraft import ConfigError, GuardMode
+from kvgraft_vllm.block_layout import STATE
 from kvgraft_vllm.general_plugin import install
 from kvgraft_vllm.interface import MANAGER_INTERFACE
-from kvgraft_vllm.manager import KvgraftCacheManager, put_in
+from kvgraft_vllm.manager import KvgraftCacheManager, put_in, refusals
 from kvgraft_vllm.manager_settings import VARIABLE, ManagerSettings
 
 FULL = Sizes()
 WINDOWS = Sizes(windows=(None, 16, 16, 16), n_blocks=161)
 OTHER_WINDOWS = Sizes(windows=(None, 9, 30), n_blocks=161)
-SETTINGS = ManagerSettings(reserve=0, window_share=0.4)
+STATES = Sizes(windows=(None, STATE), n_blocks=90)
+QWEN = Sizes(windows=(STATE, STATE, STATE, None), n_blocks=161, exports=True)
+ALL = Sizes(windows=(None, 16, STATE, 16), n_blocks=161)
+SETTINGS = ManagerSettings(reserve=0, point_tokens=16)
 N_SEEDS = 20
 
 Put = Callable[[ManagerSettings], None]
@@ -59,7 +64,17 @@ def run(sizes: Sizes, seed: int) -> tuple[Engine, Worker]:
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "async"])
-@pytest.mark.parametrize("sizes", [FULL, WINDOWS, OTHER_WINDOWS], ids=lambda each: each.windows)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        pytest.param(FULL, id="full"),
+        pytest.param(WINDOWS, id="windows"),
+        pytest.param(STATES, id="states"),
+        pytest.param(QWEN, id="qwen"),
+        pytest.param(OTHER_WINDOWS, id="other_windows", marks=pytest.mark.long),
+        pytest.param(ALL, id="all", marks=pytest.mark.long),
+    ],
+)
 def test_every_position_that_is_attended_to_holds_its_own_token(
     put: Put, sizes: Sizes, policy: str
 ) -> None:
@@ -71,7 +86,7 @@ def test_every_position_that_is_attended_to_holds_its_own_token(
     assert sum(worker.n_resumed for worker in workers)
 
 
-@pytest.mark.parametrize("sizes", [FULL, WINDOWS], ids=lambda each: each.windows)
+@pytest.mark.parametrize("sizes", [FULL, WINDOWS, STATES], ids=["full", "windows", "states"])
 def test_the_guard_finds_no_broken_rule(put: Put, sizes: Sizes) -> None:
     put(SETTINGS.model_copy(update={"guard": GuardMode.ON}))
     assert run(sizes, seed=1)[1].wrong == 0
@@ -94,8 +109,20 @@ def test_a_manager_that_swaps_slots_is_caught(put: Put) -> None:
     raise AssertionError("no position was wrong")
 
 
-def test_a_worker_finds_nothing_wrong_with_vllms_own_manager() -> None:
-    assert drive(Engine(FULL), Traffic(0)).wrong == 0
+def test_a_manager_that_leaves_the_copies_of_states_out_is_caught(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(STATES)
+    engine.manager.take_kv_cache_block_copies = lambda: ([], [])
+    worker = drive(engine, Traffic(0))
+    assert worker.stats.hits
+    assert worker.wrong
+
+
+@pytest.mark.parametrize("sizes", [FULL, STATES, QWEN], ids=["full", "states", "qwen"])
+def test_a_worker_finds_nothing_wrong_with_vllms_own_manager(sizes: Sizes) -> None:
+    worker = drive(Engine(sizes), Traffic(0))
+    assert worker.stats.hits
+    assert worker.wrong == 0
 
 
 # -- which manager vLLM has
@@ -167,20 +194,34 @@ def test_an_engine_that_asks_for_more_keeps_vllms_manager(
     assert re.search(said, line)
 
 
-def test_states_are_refused_by_the_name_of_their_kind(put: Put) -> None:
-    from kvgraft_vllm.manager import refusals
+STATE_SHAPE = {"block_size": 4, "shapes": ((8,),), "dtypes": ()}
+ATTENTION_SHAPE = {"block_size": 4, "num_kv_heads": 1, "head_size": 8, "dtype": torch.float16}
 
-    group = SimpleNamespace(
-        kv_cache_spec=MambaSpec(block_size=4, shapes=((8,),), dtypes=()), host_resident=False
-    )
+
+@pytest.mark.parametrize(
+    ("specs", "said"),
+    [
+        ([MambaSpec(**STATE_SHAPE, mamba_cache_mode="align")], "states without attention"),
+        (
+            [FullAttentionSpec(**ATTENTION_SHAPE), MambaSpec(**STATE_SHAPE)],
+            "states with mamba_cache_mode none",
+        ),
+        (
+            [ChunkedLocalAttentionSpec(**ATTENTION_SHAPE, attention_chunk_size=8)],
+            "KV cache groups of ChunkedLocalAttentionSpec",
+        ),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_other_kinds_of_groups_are_refused_by_name(specs: list[Any], said: str) -> None:
+    groups = [SimpleNamespace(kv_cache_spec=spec, host_resident=False) for spec in specs]
     given = {
-        "kv_cache_config": SimpleNamespace(kv_cache_groups=[group], needs_kv_cache_zeroing=True),
+        "kv_cache_config": SimpleNamespace(kv_cache_groups=groups),
         "hash_block_size": 4,
         "enable_caching": True,
-        "enable_kv_cache_events": False,
         "metrics_collector": None,
     }
-    assert refusals(engine_config(FULL), given)[0] == "KV cache groups of MambaSpec"
+    assert refusals(engine_config(FULL), given) == [said]
 
 
 # -- requests
@@ -223,6 +264,40 @@ def test_a_request_resumes_from_what_its_own_step_computes(
     assert set(engine.worker.tables) == {"first", "second"}
     assert engine.worker.stats.hits == resumed
     assert serve(engine).wrong == 0
+
+
+def test_states_are_kept_where_prompts_depart_from_one_another(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(STATES)
+    hits = []
+    for name in "abc":
+        tail = 100 * ord(name)
+        engine.add(name, [*range(18), *range(tail, tail + 18)], max_tokens=2)
+        serve(engine)
+        hits.append(engine.worker.stats.hits)
+    assert hits == [0, 0, 16]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_conversation_goes_on_behind_its_last_answer(put: Put, depth: int) -> None:
+    put(SETTINGS.model_copy(update={"reserve": 32}))
+    engine = Engine(replace(STATES, depth=depth))
+    engine.add("first", range(18), max_tokens=9)
+    serve(engine)
+    engine.add("second", [*engine.worker.texts["first"].tokens, 1, 2, 3], max_tokens=2)
+    assert serve(engine).wrong == 0
+    assert engine.worker.stats.hits == 24
+
+
+def test_requests_that_share_nothing_leave_nothing_behind(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(ALL)
+    for name in "ab":
+        engine.add(name, range(60), max_tokens=4).skip_reading_prefix_cache = True
+        serve(engine)
+    tree = engine.manager.cache.tree
+    assert engine.worker.stats.hits == 0
+    assert all(each.device.free == each.device.capacity for each in tree.components)
 
 
 def test_salts_and_adapters_share_nothing(put: Put) -> None:
@@ -342,11 +417,9 @@ LEFT_TO_VLLM = {
     "record_blocks_for_zeroing",
     "truncate_computed_blocks",
     "take_events",
-    # always empty: no states, and nothing of vLLM's own pool is used
+    # always empty: of connectors, too
     "finalize_partial_tail_offloads",
     "take_boundary_state_offloads",
-    "take_kv_cache_block_copies",
-    "take_new_block_ids",
 }
 """Methods that are right as they are over kvgraft's blocks, or never called."""
 

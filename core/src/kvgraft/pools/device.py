@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from typing import Any
@@ -101,6 +101,8 @@ class DevicePool:
         planned: the memory that it takes; None over tensors of an engine.
         allocator: which slots are free. Where the pool shares one budget with others it is the
             arena's own, and the tensors have a row for every slot that there can be.
+        on_copy: copies slots in the pool's place, for engines that own the memory: is called with
+            sources and targets, both int32 `[n]` as bytes; None for the pool itself.
 
     Raises:
         ConfigError: a tensor of another shape, dtype or device than its spec says.
@@ -116,6 +118,7 @@ class DevicePool:
         self.specs = tuple(specs)
         self.device = torch.device(device)
         self.planned: PlannedMemory | None = None
+        self.on_copy: Callable[[bytes, bytes], None] | None = None
         self._spaces: dict[Any, int] = {}
         """With the bytes of a slot in one plane."""
         if tensors is None:
@@ -238,17 +241,16 @@ class DevicePool:
         few calls for each kind of plane, however many slots there are.
         """
         arrays = self._arrays
-        if arrays is not None:
+        if self.on_copy is not None:
+            self.on_copy(source, target)
+        elif arrays is not None:
             # An assignment of views costs a tenth of an indexed torch copy.
             for (row,), (into,) in zip(slot_numbers(source), slot_numbers(target)):
                 for planes in arrays:
                     planes[into] = planes[row]
         elif self._runtime is not None:
-            rows = slot_index(source), slot_index(target)
-            copies = [
-                PlaneCopy(spec.layer, lanes, lanes, *rows)
-                for spec, lanes in zip(self.specs, self.lanes)
-            ]
+            rows, lanes = (slot_index(source), slot_index(target)), zip(self.specs, self.lanes)
+            copies = [PlaneCopy(spec.layer, each, each, *rows) for spec, each in lanes]
             self._runtime.compute().copy([copies])
         elif self.device.type != "meta":
             read, write = slot_index(source, self.device), slot_index(target, self.device)

@@ -5,19 +5,29 @@ reach have their blocks side by side and are one component here: a slot of it is
 
     0 │ full: slot 0, slot 1, ... │ window: slot 0 of groups 1, 2, 3, slot 1 of ... │ unused
     ^ vLLM's null block
+
+Beside `T` tokens of full attention a window of `W` tokens gets `2 W + chunk + T W / S` of them, at
+most `T`, and states get `T / S`: for running requests, and for one resume point in `S` tokens.
+Where a point takes more blocks than twice those of `S` tokens there are fewer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from kvgraft import ConfigError
 
-__all__ = ["BlockLayout", "BlockRange", "lay_out"]
+__all__ = ["STATE", "BlockLayout", "BlockRange", "LooksBack", "lay_out"]
+
+STATE: Final = "state"
+
+LooksBack = int | Literal["state"] | None
+"""Tokens that a group looks back, beside the newest; None for all, `STATE` for a state alone."""
 
 NULL_BLOCK = 0
 """The block that stands in a table where a group holds none."""
@@ -25,23 +35,37 @@ NULL_BLOCK = 0
 SLACK_PAGES = 3
 """Pages of a request beside its window and its chunk: the first and last of both, a spare."""
 
+CHUNK_SHARE = 8
+"""A chunk takes one part of this many of the tokens, at most; at least one fits."""
+
+POINT_COST = 2
+"""Times the blocks of its tokens that a resume point takes, at most."""
+
+FEWEST_STATES = 4
+"""Of one request: the one it runs on, those before its prompt's end and behind it, a spare."""
+
 
 class BlockRange(NamedTuple):
     """The blocks of one component.
 
     Attributes:
         component: its name in the cache.
-        window: tokens that its groups look back, beside the newest; None for all.
+        looks_back: how far its groups look back.
         groups: numbers of its KV cache groups.
         first: its first block's id.
         n_slots: slots of its pool; each is a block of every group.
     """
 
     component: str
-    window: int | None
+    looks_back: LooksBack
     groups: tuple[int, ...]
     first: int
     n_slots: int
+
+    @property
+    def is_state(self) -> bool:
+        """Whether a slot is a state, and not a page."""
+        return self.looks_back == STATE
 
     def block_ids(self, slots: npt.NDArray[np.int32]) -> list[list[int]]:
         """Block ids of each of its groups for a page table; the null block for no slot."""
@@ -69,60 +93,111 @@ class BlockLayout(NamedTuple):
 
     @property
     def components(self) -> dict[str, dict[str, Any]]:
-        """The components of a cache with these pools."""
+        """The components of a cache with these pools; a block of each group has equal bytes."""
         options: dict[str, dict[str, Any]] = {}
         for each in self.ranges:
-            options[each.component] = {"device_tokens": each.n_slots * self.block_size}
-            if each.window is not None:
-                options[each.component]["window"] = each.window
+            own: dict[str, Any] = {"n_layers": len(each.groups)}
+            if each.looks_back == STATE:
+                own |= {"states": each.n_slots, "conv_dim": 0}
+                own |= {"n_heads": self.block_size, "head_dim": 1, "state_dim": 4}
+            else:
+                own["device_tokens"] = each.n_slots * self.block_size
+            if isinstance(each.looks_back, int):
+                own["window"] = each.looks_back
+            options[each.component] = own
         return options
 
 
 def lay_out(
-    windows: Sequence[int | None],
-    n_blocks: int,
-    block_size: int,
-    *,
-    window_share: float,
-    chunk: int,
+    groups: Sequence[LooksBack], n_blocks: int, block_size: int, *, chunk: int, point_tokens: int
 ) -> BlockLayout:
     """Share out the ids `[1, n_blocks)`.
 
     Args:
-        windows: per KV cache group, the tokens it looks back; None for all.
+        groups: how far each KV cache group looks back.
         n_blocks: blocks of vLLM's pool, the null block included.
         block_size: tokens of a block.
-        window_share: slots of a component with a window for each slot of one without; at least
-            those that one request needs.
         chunk: most tokens of a request that are computed at a time.
+        point_tokens: tokens for which one resume point is kept, at least.
 
     Raises:
-        ConfigError: there are too few blocks.
+        ConfigError: there are too few blocks for one request.
     """
-    kinds = sorted({*windows}, key=lambda window: (window is not None, window or 0))
-    groups = {
-        kind: tuple(at for at, window in enumerate(windows) if window == kind) for kind in kinds
-    }
-    shares = {kind: window_share if kind is not None and None in kinds else 1.0 for kind in kinds}
-    least = {
-        kind: 1 if kind is None else -(-(kind + chunk) // block_size) + SLACK_PAGES
-        for kind in kinds
-    }
-    weight = sum(len(groups[kind]) * shares[kind] for kind in kinds)
-    slots = {kind: int((n_blocks - 1) / weight * shares[kind]) for kind in kinds}
-    raised = {kind: max(slots[kind], least[kind]) for kind in kinds}
-    if raised != slots and None in kinds:
-        of_windows = sum(len(groups[kind]) * raised[kind] for kind in kinds if kind is not None)
-        raised[None] = (n_blocks - 1 - of_windows) // len(groups[None])
-    slots = raised
-    n_used = sum(len(groups[kind]) * slots[kind] for kind in kinds)
-    if min(slots.values()) < 1 or n_used >= n_blocks:
-        said = f"{n_blocks} blocks of {block_size} tokens are too few for windows and a chunk"
-        raise ConfigError(f"kvgraft-vllm: {said} of {chunk} tokens; give more, or smaller chunks")
+    members: dict[LooksBack, tuple[int, ...]] = {}
+    for at, kind in sorted(enumerate(groups), key=lambda each: _order(each[1])):
+        members[kind] = (*members.get(kind, ()), at)
+    need = _Need(members, block_size, chunk, point_tokens)
+    if need.n_blocks(1) >= n_blocks:
+        said = f"{n_blocks} blocks of {block_size} tokens are too few for windows, states and"
+        raise ConfigError(
+            f"kvgraft-vllm: {said} a chunk of {chunk} tokens; give more, or smaller chunks"
+        )
+    n_pages, too_many = 1, n_blocks
+    while too_many - n_pages > 1:
+        middle = (n_pages + too_many) // 2
+        if need.n_blocks(middle) < n_blocks:
+            n_pages = middle
+        else:
+            too_many = middle
     ranges: list[BlockRange] = []
     first = 1
-    for kind in kinds:
-        name = "full" if kind is None else f"swa@{kind}"
-        ranges.append(BlockRange(name, kind, groups[kind], first, slots[kind]))
-        first += slots[kind] * len(groups[kind])
-    return BlockLayout(block_size, tuple(ranges), len(windows))
+    for kind, of_kind in members.items():
+        n_slots = need.slots(kind, n_pages)
+        ranges.append(BlockRange(_name(kind), kind, of_kind, first, n_slots))
+        first += n_slots * len(of_kind)
+    return BlockLayout(block_size, tuple(ranges), len(groups))
+
+
+def _order(kind: LooksBack) -> tuple[bool, bool, int]:
+    """Full attention first, then windows, the widest first, then states."""
+    return kind == STATE, kind is not None, -kind if isinstance(kind, int) else 0
+
+
+def _name(kind: LooksBack) -> str:
+    return "mamba" if kind == STATE else "full" if kind is None else f"swa@{kind}"
+
+
+class _Need:
+    """The slots that kinds of groups need beside so many pages of the widest.
+
+    Args:
+        members: the groups of each kind, the widest first.
+        block_size: tokens of a block.
+        chunk: most tokens of a request that are computed at a time.
+        point_tokens: tokens for which one resume point is kept, at least.
+    """
+
+    def __init__(
+        self,
+        members: Mapping[LooksBack, Sequence[int]],
+        block_size: int,
+        chunk: int,
+        point_tokens: int,
+    ) -> None:
+        self._members = members
+        self._chunk = math.ceil(chunk / block_size)
+        self._base, *bounded = members
+        self._point = {
+            kind: 1 if kind == STATE else math.ceil(int(kind or 0) / block_size) + SLACK_PAGES
+            for kind in bounded
+        }
+        cost = sum(len(members[kind]) * n_slots for kind, n_slots in self._point.items())
+        least = cost / len(members[self._base]) / POINT_COST
+        self._spacing = max(point_tokens / block_size, least)
+
+    def slots(self, kind: LooksBack, n_pages: int) -> int:
+        """Slots of one kind."""
+        if kind == self._base:
+            return n_pages
+        point = self._point[kind]
+        kept = int(n_pages * point / self._spacing)
+        if kind == STATE:
+            return max(FEWEST_STATES, kept)
+        running = 2 * point + min(self._chunk, n_pages // CHUNK_SHARE)
+        return max(point + self._chunk, min(n_pages, running + kept))
+
+    def n_blocks(self, n_pages: int) -> int:
+        """Blocks of all kinds."""
+        return sum(
+            len(of_kind) * self.slots(kind, n_pages) for kind, of_kind in self._members.items()
+        )

@@ -5,6 +5,9 @@ what is kept. Tables only grow while a request runs, so data is published with i
 Data is published once the model has computed it. Chunks of prompts are already in the step that
 computes them, to requests that come later in it: a pass writes all data before it reads any. They
 are not where a cache has windows: data that leaves a window is read in that pass still.
+
+A request runs on one state from its admission on. Those that stay behind at boundaries, and the one
+that a request resumes from, are copies, which the worker makes before the pass.
 """
 
 from __future__ import annotations
@@ -15,16 +18,23 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
+import numpy as np
 from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, KVCacheBlockCopy
 from vllm.v1.core.sched import scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowSpec,
+)
 
 from kvgraft import Cache, ConfigError, TokenKey
-from kvgraft_vllm.block_layout import BlockLayout, lay_out
+from kvgraft_vllm.block_layout import NULL_BLOCK, STATE, BlockLayout, BlockRange, LooksBack, lay_out
 from kvgraft_vllm.interface import MANAGER_INTERFACE
 from kvgraft_vllm.manager_settings import ManagerSettings
+from kvgraft_vllm.state_copies import StateCopies
 
 __all__ = ["BlockIds", "KvgraftCacheManager", "put_in", "refusals"]
 
@@ -105,15 +115,21 @@ class KvgraftCacheManager(KVCacheManager):
             [_looks_back(spec) for spec in groups],
             config.num_blocks,
             groups[0].block_size,
-            window_share=settings.window_share,
             chunk=chunk,
+            point_tokens=settings.point_tokens,
         )
         self.cache = _open(self.layout, settings)
         _expect_room(self.cache, given["max_model_len"], chunk)
         super().__init__(**given)
         self.settings, self.chunk = settings, chunk
         self.changes = 0
-        self._is_bounded = any(each.window is not None for each in self.layout.ranges)
+        self._is_bounded = any(each.looks_back is not None for each in self.layout.ranges)
+        pools = {each.name: each.component.device for each in self.cache.mounted}
+        self._copies = [
+            StateCopies(each, pools[each.component]) for each in self.layout.ranges if each.is_state
+        ]
+        self._new_ids: list[int] | None = [] if config.needs_kv_cache_zeroing else None
+        """New blocks of pages, for vLLM to clear."""
         self._sequences: dict[str, _Sequence] = {}
         self._admitted: list[_Sequence] = []
         self._scheduled: list[tuple[_Sequence, Any, int, Vllm]] = []
@@ -144,9 +160,17 @@ class KvgraftCacheManager(KVCacheManager):
         self._publish_scheduled()
         if sequence.request is None and sequence.deferred_at != self.changes:
             self._admit(sequence, request)
-        if sequence.request is None:
+        found = sequence.request
+        if found is None:
             return self.empty_kv_cache_blocks, 0, 0
-        return self.empty_kv_cache_blocks, sequence.request.anchor_tokens, 0
+        return self.empty_kv_cache_blocks, found.anchor_tokens, self._branch(found)
+
+    def _branch(self, found: Any) -> int:
+        """Where others go on differently, and no state is kept: vLLM ends a chunk there; else 0."""
+        if not self._copies:
+            return 0
+        branches = [page for page, kind in found.points.items() if kind == BRANCH]
+        return max(branches, default=0) * self.layout.block_size
 
     def _new_sequence(self, request: Vllm) -> _Sequence:
         """Data that tokens do not name, such as images', is in a namespace that nobody shares."""
@@ -215,6 +239,8 @@ class KvgraftCacheManager(KVCacheManager):
         self._tell(request)
         if not has_room:
             return None
+        if self._new_ids is not None:
+            self._new_ids += self._pages(found, before)
         if sequence.is_shared and not self._is_bounded and found.computed < found.prompt:
             self._scheduled.append((sequence, found, min(end, found.prompt), request))
         if not sequence.runs:
@@ -229,7 +255,9 @@ class KvgraftCacheManager(KVCacheManager):
         found = sequence.request
         is_prompt = found.computed < found.prompt
         self._settle(sequence, request)
-        is_new = is_prompt and sequence.is_shared and self.cache.checkpoint(found, keep_slots=True)
+        is_new = False
+        if is_prompt and sequence.is_shared and not self._copies:  # states come with their pages
+            is_new = self.cache.checkpoint(found, keep_slots=True)
         if is_new or self._is_bounded:
             self.changes += 1
 
@@ -249,9 +277,15 @@ class KvgraftCacheManager(KVCacheManager):
             self.block_pool.kv_event_queue += self._events.take(request)
 
     def _settle(self, sequence: _Sequence, request: Vllm) -> None:
-        """Note the tokens that the model has computed."""
+        """Note the tokens that the model has computed.
+
+        A state goes on with every step. So where there are some, the tokens of steps under way
+        count: whatever reads their data, a copy too, runs in a later one.
+        """
         found, key = sequence.request, sequence.key
-        end = request.num_computed_tokens - request.num_in_flight_tokens
+        end = request.num_computed_tokens
+        if not self._copies:
+            end -= request.num_in_flight_tokens
         if key.n_tokens < end:
             key.extend(request.all_token_ids[key.n_tokens : end])
         if end > found.computed:
@@ -264,12 +298,17 @@ class KvgraftCacheManager(KVCacheManager):
             return
         found = sequence.request
         if found is not None:
-            if sequence.runs and sequence.is_shared:
+            leaves_data = sequence.runs and sequence.is_shared
+            if leaves_data:
                 self._settle(sequence, request)
+                leaves_data = sequence.key.n_tokens >= found.computed  # else some are still to come
+            if leaves_data:
                 end = self.cache.finish if request.is_finished() else self.cache.retract
                 end(found)
             else:
                 self.cache.abort(found)
+            if self._is_bounded and not sequence.is_shared:
+                self.cache.clear(sequence.key.namespace)  # what it left behind
             self._tell(request)
             self.changes += 1
         sequence.request, sequence.runs, sequence.deferred_at = None, False, -1
@@ -288,10 +327,43 @@ class KvgraftCacheManager(KVCacheManager):
     def _blocks(self, found: Any, start: int) -> BlockIds:
         ids: list[list[int]] = [[] for _ in range(self.layout.n_groups)]
         for each in self.layout.ranges:
-            slots = self.cache.table(found, each.component, start)
-            for group, of_group in zip(each.groups, each.block_ids(slots)):
+            for group, of_group in zip(each.groups, self._of_component(found, each, start)):
                 ids[group] = of_group
         return BlockIds(tuple(ids))
+
+    def _of_component(self, found: Any, each: BlockRange, start: int) -> list[list[int]]:
+        """Block ids of each of its groups; its state, in the columns that a worker looks at.
+
+        Those of the last token computed, and of the last one to be computed.
+        """
+        if not each.is_state:
+            return each.block_ids(self.cache.table(found, each.component, start))
+        slots = np.full(max(0, found.allocated - start), -1, np.int32)
+        looked_at = {(found.computed - 1) // self.layout.block_size, found.allocated - 1}
+        places = [page - start for page in looked_at if page >= start]
+        slots[places] = self.cache.state_slot(found, each.component)
+        return each.block_ids(slots)
+
+    def _pages(self, found: Any, start: int) -> list[int]:
+        """The blocks of a request's pages, of all groups, from page `start` on."""
+        ids: list[int] = []
+        for each in self.layout.ranges:
+            if not each.is_state:
+                of_groups = each.block_ids(self.cache.table(found, each.component, start))
+                ids += [block for group in of_groups for block in group if block != NULL_BLOCK]
+        return ids
+
+    def take_new_block_ids(self) -> list[int]:
+        """Blocks of pages since the last call, for vLLM to clear; where it asks for that alone."""
+        if not self._new_ids:
+            return []
+        taken, self._new_ids = self._new_ids, []
+        return taken
+
+    def take_kv_cache_block_copies(self) -> tuple[list[Vllm], list[Vllm]]:
+        """Copies of states that the worker makes before the step; no block is kept for them."""
+        pairs = [pair for each in self._copies for pair in each.take()]
+        return [KVCacheBlockCopy(*pair) for pair in pairs], []
 
     @property
     def usage(self) -> float:
@@ -351,8 +423,10 @@ MOST_EVENTS = 1 << 30
 NO_CONNECTOR = "blocks are not given to KV connectors"
 
 
-def _looks_back(spec: Vllm) -> int | None:
-    """Tokens before the newest that a group attends to; None for all."""
+def _looks_back(spec: Vllm) -> LooksBack:
+    """Tokens before the newest that a group attends to."""
+    if isinstance(spec, MambaSpec):
+        return STATE
     if isinstance(spec, SlidingWindowSpec):
         return max(1, int(spec.sliding_window) - 1 + int(getattr(spec, "extra_retained_tokens", 0)))
     return None
@@ -366,6 +440,7 @@ def _open(layout: BlockLayout, settings: ManagerSettings) -> Cache:
         device_tokens=max(sizes) * layout.block_size,
         payload=False,
         load=None,
+        decode_interval_tokens=0,
         policy=settings.policy,
         guard=settings.guard,
     )
@@ -392,7 +467,10 @@ def _expect_room(cache: Cache, max_model_len: int, chunk: int) -> None:
         )
 
 
-KINDS = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec)
+BRANCH = "branch"
+"""The kind of a resume point where a prompt departs from another's."""
+
+KINDS = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec)
 """Kinds of KV cache groups that kvgraft has a component for here."""
 
 
@@ -409,6 +487,8 @@ def refusals(config: Vllm, given: dict[str, Vllm]) -> list[str]:
     connector = config.kv_transfer_config
     sizes = {spec.block_size for spec in specs} | {given["hash_block_size"]}
     other_kinds = sorted({type(spec).__name__ for spec in specs if type(spec) not in KINDS})
+    states = [spec for spec in specs if isinstance(spec, MambaSpec)]
+    modes = sorted({spec.mamba_cache_mode for spec in states} - {"align"})
     asked = {
         "prefix caching is off": not given["enable_caching"],
         f"KV cache groups of {', '.join(other_kinds)}": bool(other_kinds),
@@ -423,7 +503,8 @@ def refusals(config: Vllm, given: dict[str, Vllm]) -> list[str]:
         "auxiliary outputs": config.aux_output_config.enabled,
         "blocks of several sizes": len(sizes) > 1,
         "blocks in host memory": any(group.host_resident for group in caches.kv_cache_groups),
-        "KV caches of several precisions": caches.needs_kv_cache_zeroing,
+        "states without attention": len(states) == len(specs),
+        f"states with mamba_cache_mode {', '.join(modes)}": bool(modes),
     }
     return [what for what, is_asked in asked.items() if is_asked]
 
@@ -451,6 +532,9 @@ def put_in(settings: ManagerSettings) -> None:
             initialize(self, *args, **named)
         finally:
             configs.pop()
+        if isinstance(self.kv_cache_manager, KvgraftCacheManager):
+            # Chunks end where states are kept; no kernel exports one from inside a chunk.
+            self.mamba_has_prefill_checkpoint_blocks = False
 
     @functools.wraps(own, updated=())
     def chosen(**given: Vllm) -> Vllm:

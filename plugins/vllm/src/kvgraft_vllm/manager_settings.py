@@ -29,13 +29,14 @@ class ManagerSettings(SettingsModel):
         policy: the eviction policy: `density`, `lru` or another that is installed.
         reserve: tokens that a request is promised slots for beside its prompt, at most its
             `max_tokens`; more of them are fewer preemptions and fewer requests at a time.
-        window_share: blocks for a group with a sliding window for each block of one without.
+        point_tokens: tokens of the pool for which windows and states of one resume point are kept,
+            about one turn of a conversation.
         guard: how much of the contract is checked while vLLM serves.
     """
 
     policy: str = "density"
     reserve: Tokens = Field(default=512, ge=0)
-    window_share: float = Field(default=0.25, gt=0, le=1)
+    point_tokens: Tokens = Field(default=2048, gt=0)
     guard: GuardMode = GuardMode.OFF
 
     @classmethod

@@ -1,0 +1,48 @@
+"""Copies of states that vLLM's workers make, as pairs of blocks."""
+
+from __future__ import annotations
+
+from itertools import starmap
+from typing import Any
+
+import numpy as np
+
+from kvgraft_vllm.block_layout import BlockRange
+
+__all__ = ["StateCopies"]
+
+
+class StateCopies:
+    """The copies of one component's states since they were last taken, composed.
+
+    A worker reads all sources before it writes any target. So a copy of a copy is one of the first
+    source, and of several copies to one target the last counts.
+
+    Args:
+        blocks: whose slots.
+        pool: their pool, which copies nothing itself from now on.
+    """
+
+    def __init__(self, blocks: BlockRange, pool: Any) -> None:
+        self._blocks = blocks
+        self._sources: dict[int, int] = {}
+        """By target."""
+        pool.on_copy = self.add
+
+    def add(self, sources: bytes, targets: bytes) -> None:
+        """Note copies of slots, both int32 `[n]` as bytes; none is a source and a target."""
+        numbers = np.frombuffer(sources, np.int32).tolist()
+        first = [self._sources.get(source, source) for source in numbers]
+        for source, target in zip(first, np.frombuffer(targets, np.int32).tolist()):
+            if source == target:
+                self._sources.pop(target, None)
+            else:
+                self._sources[target] = source
+
+    def take(self) -> list[tuple[int, int]]:
+        """Pairs of block ids, source and target, of every group; they are told once."""
+        pairs = np.array([*self._sources.items()], np.int32).reshape(-1, 2)
+        self._sources.clear()
+        targets, sources = pairs.T
+        of_groups = zip(self._blocks.block_ids(sources), self._blocks.block_ids(targets))
+        return [pair for each in starmap(zip, of_groups) for pair in each]
