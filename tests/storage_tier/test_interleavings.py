@@ -182,6 +182,7 @@ def test_in_any_order_books_and_bytes_stay_right(
         with pytest.MonkeyPatch.context() as patch:
             if stepping:
                 patch.setattr(fetching, "PIECE_PAGES", 2)
+                patch.setattr(fetching, "ASKED_PAGES", 2)
                 patch.setattr(naming, "BLOCK_PAGES", 2)
             for _ in range(STEPS):
                 traffic.step()

@@ -33,6 +33,7 @@ PROMPT = list(range(100, 165))
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "PIECE_PAGES", 4)
+    monkeypatch.setattr(fetching, "ASKED_PAGES", 4)
     monkeypatch.setattr(naming, "BLOCK_PAGES", 4)
 
 

@@ -121,7 +121,8 @@ def test_data_kept_for_a_request_makes_room_for_one_that_came_before_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine begins them in order: the first would wait for the second, and that for it."""
-    monkeypatch.setattr(fetching, "PIECE_PAGES", 2)  # so the short one is planned first
+    monkeypatch.setattr(fetching, "PIECE_PAGES", 2)
+    monkeypatch.setattr(fetching, "ASKED_PAGES", 2)  # so the short one is planned first
     cache = opened(host_tokens=12)
     first, second = asked(cache, PROMPTS[0], PROMPTS[1][:13])
     until(lambda: first.ended, cache)

@@ -175,6 +175,43 @@ def test_another_process_finds_new_records_and_misses_those_written_over(tmp_pat
         backend.close()
 
 
+def test_records_of_many_that_another_process_writes_over_before_or_during_a_read_are_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = full(tmp_path), opened(tmp_path)
+    keys, read, meanwhile = KEYS[:N_RECORDS], DiskFile.read, [20]
+
+    def overtaken(self: DiskFile, pieces: Sequence[memoryview], offset: int) -> None:
+        read(self, pieces, offset)
+        if meanwhile:
+            assert store(writer, [meanwhile.pop()]) == [OK]
+
+    monkeypatch.setattr(DiskFile, "read", overtaken)
+    assert list(reader.get_into(keys, [room(SIZE) for _ in keys], 10.0)) == [MISS] + [OK] * 11
+    assert store(writer, [21]) == [OK]
+    assert list(reader.get_into(keys, [room(SIZE) for _ in keys], 10.0)) == [MISS] * 2 + [OK] * 10
+    for backend in (writer, reader):
+        assert backend.verify().damaged == ()
+        backend.close()
+
+
+def test_a_read_of_many_keys_asks_for_all_of_their_stamps_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each call of the system lets another thread run, and then waits for its own turn."""
+    backend, pread, calls = full(tmp_path), os.pread, list[int]()
+
+    def counted(fd: int, nbytes: int, offset: int) -> bytes:
+        calls.append(nbytes)
+        return pread(fd, nbytes, offset)
+
+    keys = KEYS[:N_RECORDS]
+    monkeypatch.setattr(os, "pread", counted)
+    assert {*backend.get_into(keys, [room(SIZE) for _ in keys], 10.0)} == {OK}
+    assert len(calls) <= 2 * len(segments(tmp_path))  # a layout each, before and afterwards
+    backend.close()
+
+
 def damage(backend: FileBackend, numbers: Sequence[int]) -> None:
     """Set the blocks of records to zero."""
     for number in numbers:

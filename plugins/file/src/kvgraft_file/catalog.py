@@ -381,8 +381,8 @@ class Catalog:
 
         Nor was a place made in any of their segments.
         """
-        seen, stamp, layout = self.hints.seen, self.hints.stamp, self.hints.layout
-        return all(stamp(place.slot) == seen[place.slot] for place in places) and all(
+        layout, slots = self.hints.layout, [place.slot for place in places]
+        return self.hints.stamps_of(slots) == self.hints.seen[slots].tolist() and all(
             layout(segment.header.number) == segment.layout
             for segment in {place.segment for place in places}
         )

@@ -44,7 +44,7 @@ RUN_NBYTES = 16 << 20
 BATCH_SET_NBYTES = 2 << 20
 """Payload of one write: its bytes are still in the processor's cache after the checksum."""
 
-BATCH_GET_NBYTES = 2 << 20
+BATCH_GET_NBYTES = 8 << 20
 """Payload of one read: another one is on its way while this one is checked."""
 
 LOCK_S = 10.0
@@ -200,10 +200,12 @@ class FileBackend(StorageBackend):
         end = self._clock() + deadline_s
         self._look_for(keys)
         statuses = [Status.MISS] * len(keys)
-        with self._lock:
-            known = [entry for key in keys if (entry := self._catalog.entries.get(key)) is not None]
-            if not self._catalog.is_current(known):
+        entries = self._catalog.entries  # looking a key up needs no lock
+        known = [each for each in map(entries.get, keys) if each is not None]
+        if not self._catalog.is_current(known):
+            with self._lock:
                 self._refresh()
+        with self._lock:
             wanted = []
             for number, (key, value) in enumerate(zip(keys, values)):
                 entry = self._catalog.entries.get(key)
@@ -215,9 +217,16 @@ class FileBackend(StorageBackend):
                     continue
                 stamp = int(self._catalog.hints.seen[entry.slot])
                 wanted.append(_Wanted(number, key, value, entry, stamp, entry.segment.layout))
-        for segment, mine in _by_segment(wanted).items():
+        found, layouts = _by_segment(wanted), {}
+        for segment, mine in found.items():
             for each, status in zip(mine, self._read(segment, mine, end)):
                 statuses[each.number] = status
+        for segment in found:
+            layouts[segment] = self._catalog.hints.layout(segment.header.number)
+        stamps = self._catalog.hints.stamps_of([each.entry.slot for each in wanted])
+        for each, stamp in zip(wanted, stamps):
+            if stamp != each.stamp or layouts[each.entry.segment] != each.layout:
+                statuses[each.number] = Status.MISS  # written over meanwhile
         with self._lock:
             read = [key for key, status in zip(keys, statuses) if status is Status.OK]
             self._catalog.use(read[::-1])
@@ -373,10 +382,10 @@ class FileBackend(StorageBackend):
 
     def _look_for(self, keys: Sequence[bytes]) -> None:
         """Take in others' records, if a key is not known and it was not done just now."""
+        self._expect_open()
+        if all(map(self._catalog.entries.__contains__, keys)):  # which needs no lock
+            return
         with self._lock:
-            self._expect_open()
-            if all(key in self._catalog.entries for key in keys):
-                return
             if self._clock() - self._refreshed >= self.options.refresh_s:
                 self._refresh()
 
@@ -427,14 +436,7 @@ class FileBackend(StorageBackend):
                     late = self._clock() >= end
                     statuses += [Status.TIMEOUT] * len(run) if late else self._read_run(run)
                 if not file.is_gone:  # else the data read may be its successor's
-                    stamp = self._catalog.hints.stamp
-                    layout = self._catalog.hints.layout(segment.header.number)
-                    return [
-                        status
-                        if stamp(each.entry.slot) == each.stamp and layout == each.layout
-                        else Status.MISS
-                        for each, status in zip(wanted, statuses)
-                    ]
+                    return statuses
         except FileNotFoundError:
             pass
         with self._lock:

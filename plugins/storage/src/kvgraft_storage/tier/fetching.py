@@ -47,13 +47,16 @@ from kvgraft_storage.tier.names import PageHashes, known_hashes
 from kvgraft_storage.tier.naming import block_end
 from kvgraft_storage.tier.slabs import Draining
 
-__all__ = ["PIECE_PAGES", "Fetch", "Phase"]
+__all__ = ["Fetch", "Phase"]
 
 MAX_ROUNDS = 3
 """Times a fetch is planned anew when something that was found did not come."""
 
 PIECE_PAGES = 512
-"""Pages that are asked for, fetched, or hung into the tree at once."""
+"""Pages that are hung into the tree at once."""
+
+ASKED_PAGES = 2048
+"""Pages that are looked for or fetched at once: between two such calls workers have to wait."""
 
 EVICTED_SLOTS = 64
 """Slots that room is made for at once."""
@@ -280,7 +283,7 @@ class Fetch:
         """
         tree, context, first = self.context.tree, self.context, self.start
         while first < self.limit:
-            last = min(first + PIECE_PAGES, self.limit)
+            last = min(first + ASKED_PAGES, self.limit)
             yield from self._name(last)
             self.parts = []
             lacking = lacking_pages(tree, self.key, self.start, first, last)
@@ -468,7 +471,7 @@ class Fetch:
             assert slots is not None
             self._reserved[component.index] = np.frombuffer(slots, np.int32)
         self.nbytes += self._nbytes(plan.n_slots)
-        for first in range(self.start, plan.boundary, PIECE_PAGES):
+        for first in range(self.start, plan.boundary, ASKED_PAGES):
             self._ask(plan, first)
             yield
             assert self._ticket is not None
@@ -490,7 +493,7 @@ class Fetch:
         self.parts = []
         memory = []
         for component, mask in zip(context.tree.components, plan.pages):
-            pages = np.flatnonzero(mask[low : low + PIECE_PAGES]) + low
+            pages = np.flatnonzero(mask[low : low + ASKED_PAGES]) + low
             if len(pages):
                 slots = self._place(component, pages)
                 self.parts.append(_Part(component, pages + self.start))
