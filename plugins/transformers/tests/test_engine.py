@@ -78,6 +78,19 @@ def greedy(model: PreTrainedModel, prompt: list[int], n: int) -> list[int]:
     return [int(token) for token in answer[0, len(prompt) :]]
 
 
+def test_prompts_that_do_not_fit_into_a_step_together_are_not_cut_into_passes_of_their_own(
+    open_engine: Opener, tiny: Any, tokens: Callable[..., list[int]]
+) -> None:
+    model = tiny("llama", torch.float64)
+    engine = open_engine(model)  # 96 tokens a step
+    prompts = [tokens(40, seed) for seed in range(1, 5)]
+    generations = engine.generate([GenerationRequest(each, 2, ignore_end=True) for each in prompts])
+    for prompt, generation in zip(prompts, generations):
+        assert generation.tokens == greedy(model, prompt, 2)
+    # two prompts; their tokens, and two prompts; their tokens
+    assert engine.totals.passes == 4
+
+
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_answers_of_a_crowd_are_those_of_each_alone(
     case: Any, tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]

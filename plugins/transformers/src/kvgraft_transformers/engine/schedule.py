@@ -405,23 +405,29 @@ class Schedule:
     def prefilling(self, budget_tokens: int, give_up: GiveUp) -> Iterator[tuple[Generation, int]]:
         """Running requests with a chunk of their prompt to compute, each with its slots.
 
+        One whose chunk would be shorter for the others' in this step waits for the next one: chunks
+        of unlike lengths take a pass each, and so would its rest.
+
         Args:
             budget_tokens: most tokens over all of them.
             give_up: called with requests whose slots the cache fails to give.
         """
-        cache = self.memory.cache
+        cache, first = self.memory.cache, True
         for generation in self._by_priority(each for each in self.running if not each.prefilled):
             if generation.session is None or budget_tokens <= 0:
                 continue
             request = generation.session.request
             try:
                 n_tokens = cache.next_chunk(request, budget_tokens)
+                if not first and n_tokens < cache.next_chunk(request, self.settings.step_tokens):
+                    continue
                 given = n_tokens and cache.allocate(request, n_tokens)
             except KvgraftError as error:
                 give_up(generation, error)
                 continue
             if given:
                 budget_tokens -= n_tokens
+                first = False
                 yield generation, n_tokens
 
     def retract(self, generation: Generation) -> None:
