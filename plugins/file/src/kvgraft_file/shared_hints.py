@@ -108,7 +108,7 @@ class SharedHints:
         stamps: npt.NDArray[np.uint64] = self._room.stamps
         n_read = 0
         with suppress(OSError):
-            n_read = os.preadv(self._fd, [stamps], 0)
+            n_read = os.preadv(self._fd, [stamps.data], 0)
         stamps[n_read // _STAMP.size :] = 0
         found: list[int] = stamps[slots].tolist()
         return found
