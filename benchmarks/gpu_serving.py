@@ -527,7 +527,10 @@ def from_store(run: Run, prompt: list[int], into: Reused, way: str, folder: Path
         extent.sync()
         found.append(time.perf_counter() - began)
         into.nbytes[way] = nbytes_loaded(engine)
-        report.add("reuse", f"{name}: engine on {way}", open_s=opened, seconds=found[-1])
+        waits = engine.latencies
+        parts = {"store_s": waits.queue.total_s, "load_back_s": waits.load_back.total_s}
+        print(f"{name}: {way}: " + ", ".join(f"{k} {v:.3f}" for k, v in parts.items()), flush=True)
+        report.add("reuse", f"{name}: engine on {way}", open_s=opened, seconds=found[-1], **parts)
         report.expect(f"{name}: {came} tokens came from {way}", met=came > 0)
         if way not in into.answers:
             engine.memory.cache.clear()
