@@ -185,9 +185,9 @@ class Progress:
             "stores": tier_of(self.engine).storing.counts["slots"],
         }
         for component in cache.tree.components:
-            counts[f"{component.name} evicted"] = sum(component.device_evictions.values())
+            counts[f"{component.name} evicted"] = sum(component.device.evicted.values())
         for component in cache.tree.components[1:]:
-            alone = {str(cause): n for cause, n in component.device_evictions.items()}
+            alone = {str(cause): n for cause, n in component.device.evicted.items()}
             counts[f"{component.name} alone"] = alone.get("demoted", 0)
         return counts
 

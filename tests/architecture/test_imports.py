@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 15_613
+MOST_LINES = 15_589
 """Of the core's source."""
 
 

@@ -36,7 +36,7 @@ def a_load_back_that_makes_room_it_does_not_need(put: Patch) -> None:
 
     def greedy(self: LoadBacks, request: Request, fence: Any) -> Any:
         component = self.tree.components[0]
-        self.evictor.ensure_device(component, component.device.capacity, None)
+        self.evictor.ensure_free(component, Tier.DEVICE, component.device.capacity, None)
         return start(self, request, fence)
 
     scene = Scene(host_tokens=128)
@@ -66,11 +66,11 @@ def a_load_back_that_takes_from_another_pool(put: Patch) -> None:
 
 @breaks("E2", "base")
 def an_allocation_that_makes_room_for_more(put: Patch) -> None:
-    make = Evictor.ensure_free
+    make = Evictor.ensure_promised
     scene = Scene()
     put.into(
         scene.cache.evictor,
-        ensure_free=lambda self, component, n_slots, tenant, promised: make(
+        ensure_promised=lambda self, component, n_slots, tenant, promised: make(
             self, component, n_slots + 1, tenant, promised
         ),
     )
@@ -149,9 +149,9 @@ def an_eviction_that_is_not_counted(put: Patch) -> None:
     evict = eviction.evict_victim
 
     def silent(tree: Tree, victim: eviction.Victim) -> None:
-        counts = dict(victim.component.device_evictions)
+        counts = dict(victim.component.device.evicted)
         evict(tree, victim)
-        victim.component.device_evictions.update(counts)
+        victim.component.device.evicted.update(counts)
 
     scene = Scene()
     scene.cached(PROMPT)
@@ -226,7 +226,7 @@ def a_host_eviction_that_takes_device_data(put: Patch) -> None:
 
     def careless(tree: Tree, node: Node, component: TreeComponent) -> None:
         evict(tree, node, component)
-        tree.drop_device(node, component, "cascade")
+        tree.drop(node, component, Tier.DEVICE, "cascade")
 
     scene = Scene(host_tokens=64)
     scene.cached(PROMPT)
@@ -347,8 +347,8 @@ def an_insert_that_frees_what_the_tree_owns(put: Patch) -> None:
         for node in tree.nodes():
             component = tree.components[0]
             if node.cells[0].device is not None and not node.cells[0].device_pins:
-                slots = tree.detach_device(node, component, "deleted")
-                component.device_evictions["deleted"] -= len(slots) // SLOT_BYTES
+                slots = tree.detach(node, component, Tier.DEVICE, "deleted")
+                component.device.evicted["deleted"] -= len(slots) // SLOT_BYTES
                 component.device.allocator.free(slots)
         return insert(tree, *given)
 

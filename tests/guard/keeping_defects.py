@@ -16,6 +16,7 @@ from kvgraft.tree.component import Candidates, TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 from kvgraft_retention import clearing, pins
 from kvgraft_retention.lifetimes import Lifetimes, Retention, Retentions
 from kvgraft_retention.pins import Pins
@@ -60,7 +61,7 @@ def clearing_that_keeps_data_nobody_holds(put: Patch) -> None:
 def an_eviction_that_counts_as_clearing(put: Patch) -> None:
     def clear(tree: Tree, component: TreeComponent, n_slots: int) -> int:
         node = max(tree.nodes(), key=lambda each: each.end)
-        tree.drop_device(node, component, "cleared")
+        tree.drop(node, component, Tier.DEVICE, "cleared")
         return n_slots
 
     scene = Scene()

@@ -30,7 +30,7 @@ from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.matching import Match
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Demand
+from kvgraft.types import Demand, Tier
 from kvgraft_scheduling.stepping import Batch, Stepper
 
 from .defect import breaks
@@ -435,7 +435,7 @@ def a_refused_allocation_that_evicts(put: Patch) -> None:
     other = scene.admitted(range(300, 308))
 
     def greedy(self: PageSlots, request: Request, pages: int) -> bool:
-        self.evictor.ensure_device(self.tree.components[0], pages, None)
+        self.evictor.ensure_free(self.tree.components[0], Tier.DEVICE, pages, None)
         return False
 
     put.into(scene.cache.pages, allocate_pages=greedy)

@@ -273,7 +273,7 @@ def test_evictions_count_where_the_ledgers_are_the_same() -> None:
     guard = scene.cache.guard
     assert isinstance(guard, Guard)
     was = guard.books.read()
-    causes = scene.component("base").device_evictions
+    causes = scene.component("base").device.evicted
     causes["deleted"] += 1
     assert guard.books.read_after(was, left=True) == guard.books.read() != was
     causes["deleted"] -= 1

@@ -31,8 +31,8 @@ CALLS: tuple[tuple[type[Any], tuple[str, ...]], ...] = (
     (Publisher, ("share",)),
     (Prefetching, ("start", "take", "poll", "cancel", "stop")),
     (Storing, ("poll", "stop", "arrived", "leaving")),
-    (Tree, ("split", "put", "detach_device", "drop_host")),
-    (Evictor, ("ensure_device", "ensure_host")),
+    (Tree, ("split", "put", "detach")),
+    (Evictor, ("ensure_free",)),
 )
 """Calls between the parts of a cache."""
 

@@ -147,7 +147,7 @@ def test_data_on_host_that_goes_though_its_base_was_demoted_is_found(
     def drop_all_but_the_base(tree: Tree, node: Node) -> None:
         for component in tree.components:
             if component.name != EVERYTHING.name and node.cells[component.index].host is not None:
-                tree.drop_host(node, component, "cascade")
+                tree.drop(node, component, Tier.HOST, "cascade")
 
     harness = outlast_a_demotion(name)
     monkeypatch.setattr(operations, "drop_unreachable", drop_all_but_the_base)

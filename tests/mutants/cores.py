@@ -19,7 +19,7 @@ from kvgraft.transfers import Journal, Ticket
 from kvgraft.tree import eviction, matching, operations, pinning
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Demand
+from kvgraft.types import Demand, Tier
 
 __all__ = ["CORES", "CoreMutant", "recency_is_not_lifted"]
 
@@ -158,7 +158,7 @@ def the_latest_used_goes_first(patch: Patch) -> None:
     choose = eviction.next_device_victim
 
     def backwards(tree: Tree, component: Any) -> Any:
-        nodes = [node for node in tree.nodes() if tree.is_device_candidate(node, component)]
+        nodes = [node for node in tree.nodes() if tree.is_candidate(node, component, Tier.DEVICE)]
         if not nodes:
             return choose(tree, component)
         node = max(nodes, key=lambda each: each.cells[component.index].stamp)

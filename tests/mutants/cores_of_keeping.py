@@ -11,6 +11,7 @@ from kvgraft.requests.request import Request
 from kvgraft.tree import pinning
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 from kvgraft_observe.events import Recorder
 from kvgraft_retention import clearing
 from kvgraft_retention.clearing import Sweeper
@@ -45,9 +46,9 @@ def clearing_takes_held_data(patch: Patch) -> None:
                     component.devices[node.tenant].pinned -= len(cell.device) // 4
                     component.devices[node.tenant].evictable += len(cell.device) // 4
                     cell.device_pins = 0
-                tree.drop_device(node, component, "cleared")
-            if tree.is_host_candidate(node, component):
-                tree.drop_host(node, component, "cleared")
+                tree.drop(node, component, Tier.DEVICE, "cleared")
+            if tree.is_candidate(node, component, Tier.HOST):
+                tree.drop(node, component, Tier.HOST, "cleared")
         tree.prune(node)
 
     patch.setattr(clearing, "_drop", drop)

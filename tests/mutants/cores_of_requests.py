@@ -19,7 +19,7 @@ from kvgraft.tree.eviction import Victim
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Direction
+from kvgraft.types import Direction, Tier
 from kvgraft_observe import explaining
 
 from .cores import Patch, mutant
@@ -68,15 +68,15 @@ def a_load_back_starts_from_the_anchor_of_the_base_alone(patch: Patch) -> None:
 @mutant("everything+window", "E2", "R3")
 def room_is_made_in_a_pool_that_was_not_short(patch: Patch) -> None:
     """F3: the window's shortage evicts the base."""
-    ensure_free = Evictor.ensure_device
+    ensure_free = Evictor.ensure_free
 
-    def wide(self: Evictor, component: Any, n_slots: int, tenant: int | None) -> bool:
+    def wide(self: Evictor, component: Any, tier: Tier, n_slots: int, tenant: int | None) -> bool:
         base = self.tree.components[0]
-        if component is not base and n_slots > component.device.free:
-            ensure_free(self, base, base.device.free + 1, tenant)
-        return ensure_free(self, component, n_slots, tenant)
+        if tier is Tier.DEVICE and component is not base and n_slots > component.device.free:
+            ensure_free(self, base, tier, base.device.free + 1, tenant)
+        return ensure_free(self, component, tier, n_slots, tenant)
 
-    patch.setattr(Evictor, "ensure_device", wide)
+    patch.setattr(Evictor, "ensure_free", wide)
 
 
 @mutant("everything+window", "A5")
@@ -244,17 +244,19 @@ def an_eviction_claims_to_have_freed_every_slot_asked_for(patch: Patch) -> None:
 
 @mutant("everything", "E5", "T8", "T6", "E1", "B3", "L5", "M7", "L3", "R1", "R5")
 def host_eviction_takes_the_source_of_a_load_back(patch: Patch) -> None:
-    candidate = Tree.is_host_candidate
+    candidate = Tree.is_candidate
 
-    def careless(self: Tree, node: Node, component: Any) -> bool:
+    def careless(self: Tree, node: Node, component: Any, tier: Tier) -> bool:
         cell = node.cells[component.index]
+        if tier is Tier.DEVICE:
+            return candidate(self, node, component, tier)
         pins, cell.host_pins = cell.host_pins, 0
         try:
-            return candidate(self, node, component)
+            return candidate(self, node, component, tier)
         finally:
             cell.host_pins = pins
 
-    patch.setattr(Tree, "is_host_candidate", careless)
+    patch.setattr(Tree, "is_candidate", careless)
     patch.setattr(eviction, "_host_idle", lambda node, component: True)
 
 

@@ -143,7 +143,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a node whose pins are gone is no candidate": BadCore(
         ("T7",),
         "tree/pinning.py",
-        "if deepest is not None and tree.is_device_leaf(deepest):",
+        "if deepest is not None and tree.is_leaf(deepest, DEVICE):",
         "if False:",
     ),
     # -- eviction
@@ -195,8 +195,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "HOST eviction does not count the slots it freed": BadCore(
         ("E6", "I2"),
         "tree/tree.py",
-        "(component.device_evictions if on_device else component.host_evictions)[cause] += n_slots",
-        "component.device_evictions[cause] += n_slots if on_device else 0",
+        "pool.evicted[cause] += n_slots",
+        "pool.evicted[cause] += n_slots if tier is DEVICE else 0",
     ),
     "a load-back makes room for its pages in the state's pool": BadCore(
         ("R3",),
@@ -341,8 +341,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "the clean reserve goes last": BadCore(
         ("T7",),
         "tree/component.py",
-        "        if self.clean and self.device_queue.next_level() != LEFT:\n",
-        "        if self.clean and self.device_queue.next_level() is None:\n",
+        "        if self.clean and self.device.queue.next_level() != LEFT:\n",
+        "        if self.clean and self.device.queue.next_level() is None:\n",
     ),
     "HOST that is full admits nothing": BadCore(
         ("E4",),
@@ -779,8 +779,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "data of a victim's tenant is cut a page too deep": BadCore(
         ("K4", "E2"),
         "tree/eviction.py",
-        "tree.split(node, node.end - ledger.over // component.slots_per_page)",
-        "tree.split(node, node.end - 1 - ledger.over // component.slots_per_page)",
+        "tree.split(node, node.end - over // component.slots_per_page)",
+        "tree.split(node, node.end - 1 - over // component.slots_per_page)",
     ),
     "copies to HOST run before the fence of the data": BadCore(
         ("B4", "B3"),

@@ -297,7 +297,7 @@ def test_an_order_that_takes_no_candidate_breaks_no_books_and_is_named_when_room
         component = cache.tree.components[0]
         for number in range(4):
             cache.finish(started(cache, number, 16))
-        assert len(component.device_queue) == len(list(component.device_queue)) == 3
+        assert len(component.device.queue) == len(list(component.device.queue)) == 3
         ledger = component.device
         assert (ledger.evictable, ledger.pinned, ledger.private) == (4, 0, 0)
         for _ in range(2):
@@ -423,4 +423,4 @@ def test_a_bad_order_is_refused_where_it_does_harm(
     with opened(Bad) as cache:
         with pytest.raises(ContractViolation, match=f"K2: .*'full'.*{what}"):
             serve(cache)
-        assert len(cache.tree.components[0].device_queue) >= 0
+        assert len(cache.tree.components[0].device.queue) >= 0

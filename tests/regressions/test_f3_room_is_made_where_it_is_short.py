@@ -11,6 +11,7 @@ from kvgraft import Reach, TokenKey, Trailing
 from kvgraft.requests.eviction import Evictor
 from kvgraft.tree import eviction
 from kvgraft.tree.component import TreeComponent
+from kvgraft.types import Tier
 
 from ..serving.components import PagedPackage
 from ..serving.own_parts import override, own_parts
@@ -42,11 +43,11 @@ CASES = [
 IDS = [setup.name for setup, _ in CASES]
 
 
-FreeDevice = Callable[[Evictor, TreeComponent, int, int | None], bool]
+EnsureFree = Callable[[Evictor, TreeComponent, Tier, int, int | None], bool]
 
 
 def load_back_with_the_narrow_pool_short(
-    setup: Setup, chain: int, ensure_device: FreeDevice = Evictor.ensure_device
+    setup: Setup, chain: int, ensure_free: EnsureFree = Evictor.ensure_free
 ) -> None:
     """The field's scenario: a chain on HOST, the narrow pool one page short of its window.
 
@@ -79,7 +80,7 @@ def load_back_with_the_narrow_pool_short(
         decision = cache.admit(request)
         assert decision.admitted, decision
         held = [_in_tree(wide), _in_tree(short)]
-        override(cache.evictor, ensure_device=ensure_device)
+        override(cache.evictor, ensure_free=ensure_free)
         server.load_back(request)
         lost = held[0] + loaded - _in_tree(wide), held[1] + wanted - _in_tree(short)
         assert lost[0] == 0, "the wide pool lost data it had room for"
@@ -104,10 +105,10 @@ def test_a_load_back_makes_room_in_the_short_pool_alone_and_for_its_own_shortfal
 
 
 def take_the_minimum_over_the_pools(
-    evictor: Evictor, component: TreeComponent, n_slots: int, tenant: int | None
+    evictor: Evictor, component: TreeComponent, tier: Tier, n_slots: int, tenant: int | None
 ) -> bool:
     """The field bug: the pool with the least decides how much is available."""
-    del tenant
+    del tier, tenant
     free = min(each.device.free // each.slots_per_page for each in evictor.tree.components)
     shortfall = n_slots - free * component.slots_per_page
     if shortfall > 0:
@@ -116,10 +117,10 @@ def take_the_minimum_over_the_pools(
 
 
 def evict_the_base_for_another_pool(
-    evictor: Evictor, component: TreeComponent, n_slots: int, tenant: int | None
+    evictor: Evictor, component: TreeComponent, tier: Tier, n_slots: int, tenant: int | None
 ) -> bool:
     """Its twin: whichever pool is short, the base gives."""
-    del tenant
+    del tier, tenant
     base = evictor.tree.components[0]
     while component.device.free < n_slots and eviction.evict_device(evictor.tree, base, 1):
         pass
@@ -129,7 +130,7 @@ def evict_the_base_for_another_pool(
 @pytest.mark.parametrize(("setup", "chain"), CASES, ids=IDS)
 @pytest.mark.parametrize("bug", [take_the_minimum_over_the_pools, evict_the_base_for_another_pool])
 def test_with_the_bug_an_unrelated_prefix_is_evicted(
-    setup: Setup, chain: int, bug: FreeDevice
+    setup: Setup, chain: int, bug: EnsureFree
 ) -> None:
     with pytest.raises(AssertionError, match="lost data it had room for"):
         load_back_with_the_narrow_pool_short(setup, chain, bug)

@@ -9,6 +9,7 @@ import pytest
 from kvgraft import ContractViolation, GuardMode, TokenKey
 from kvgraft.requests.eviction import Evictor
 from kvgraft.tree.component import TreeComponent
+from kvgraft.types import Tier
 from kvgraft_storage.tier.fetching import Fetch
 from kvgraft_storage.tier.inventory import ANY, Bounds, Plan
 
@@ -65,25 +66,25 @@ def prefetch_with_host_short(
         assert pinned.anchor_tokens == HELD * PAGE
         server.serve(range(800, 800 + 6 * PAGE))
         evictions: list[tuple[str, int]] = []
-        ensure_free = Evictor.ensure_host
+        ensure_free = Evictor.ensure_free
 
         def on_host(
-            self: Evictor, component: TreeComponent, n_slots: int, tenant: int | None
+            self: Evictor, component: TreeComponent, tier: Tier, n_slots: int, tenant: int | None
         ) -> bool:
             before = component.host.free if component.host else 0
-            done = ensure_free(self, component, n_slots, tenant)
+            done = ensure_free(self, component, tier, n_slots, tenant)
             if component.host and component.host.free > before:
                 evictions.append((component.name, component.host.free - before))
             return done
 
-        override(cache.evictor, ensure_host=on_host)
+        override(cache.evictor, ensure_free=on_host)
         before = ledgers(cache)
         put_bug_in()
         key = TokenKey(PROMPT)
         prefetch = tier_of(cache).prefetch(key)
         until(lambda: prefetch.ended, cache)
         drained(cache, prefetch)
-        override(cache.evictor, ensure_host=ensure_free)
+        override(cache.evictor, ensure_free=ensure_free)
         names = [name for name, _ in evictions]
         assert len(names) == len({*names}), "HOST was evicted more than once"
         if not prefetch.gained_tokens:
@@ -137,7 +138,7 @@ def give_up_whole(patch: pytest.MonkeyPatch) -> None:
         wanted = yield from self._plan(ANY, self._least)
         assert wanted is not None
         for component, n_slots in zip(self.context.tree.components, wanted.n_slots):
-            if not self.context.evictor.ensure_host(component, n_slots, None):
+            if not self.context.evictor.ensure_free(component, Tier.HOST, n_slots, None):
                 self.reason = "HOST memory is short"
                 return None
         return wanted

@@ -153,7 +153,7 @@ def test_a_call_does_not_pay_for_all_whose_time_is_over(call: str) -> None:
     clock = Time()
     with opened(clock=clock, host_tokens=0, device_tokens=4000) as cache:
         (full,) = cache.tree.components
-        full.device_queue.use(lambda pool: CountedQueue())
+        full.device.queue.use(lambda pool: CountedQueue())
         for number in range(400):
             serve(cache, prompt(number), ttl_s=10 + number % 3)
         clock.now_s = 3600.0

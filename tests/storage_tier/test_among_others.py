@@ -121,11 +121,12 @@ def test_nothing_is_evicted_for_a_prefetch_that_cannot_be() -> None:
     holders = [cache.begin(TokenKey(range(start, start + 4))) for start in (700, 800, 900)]
     assert all(holder.anchor_tokens == 2 for holder in holders)
     server.serve(range(500, 525))
-    before = cache.tree.components[0].host_evictions.copy()
+    host = cache.tree.components[0].pool(Tier.HOST)
+    before = host.evicted.copy()
     prefetch = tier_of(cache).prefetch(TokenKey(PROMPT))
     until(lambda: prefetch.waits, cache)
     assert "mamba needs 1 slots and has 0" in prefetch.reason
-    assert cache.tree.components[0].host_evictions == before
+    assert host.evicted == before
     for holder in holders:
         cache.abort(holder)
     assert drained(cache, prefetch).gained_tokens == 32

@@ -129,7 +129,7 @@ def test_data_that_a_tenant_left_behind_is_within_its_guarantee_as_well() -> Non
         player.step(request)
 
     def behind() -> list[int]:
-        queue = player.cache.tree.by_name["swa"].device_queue
+        queue = player.cache.tree.by_name["swa"].device.queue
         return [node.ident for stamp, node in queue if stamp < 0 and node.tenant == 0]
 
     before = behind()

@@ -132,11 +132,11 @@ def test_pages_whose_copy_is_on_its_way_are_demoted_and_lost_only_if_it_fails(en
     for transfer in cache.journal.queues[Direction.BACKUP]:
         transfer.late = False  # as if nobody had waited for them
     server.serve(short)  # computed again, with the same place in the tree
-    dropped = swa.device_evictions["deleted"] + swa.device_evictions["leaf"]
+    dropped = swa.device.evicted["deleted"] + swa.device.evicted["leaf"]
     lost = sum(cache.points.lost.values())
     cache.evict("full", cache.tree.component("full").device.capacity)
     assert pages_on(cache, short, "swa", Tier.DEVICE) == []
-    assert swa.device_evictions["deleted"] + swa.device_evictions["leaf"] == dropped
+    assert swa.device.evicted["deleted"] + swa.device.evicted["leaf"] == dropped
     assert sum(cache.points.lost.values()) == lost
     for _ in range(2 if ends == "fails" else 0):
         engine.fail()

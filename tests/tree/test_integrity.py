@@ -57,21 +57,21 @@ def node_that_holds_nothing(tree: Tree, nodes: list[Node]) -> None:
 
 
 def narrower_data_where_the_base_is_gone(tree: Tree, nodes: list[Node]) -> None:
-    tree.drop_device(nodes[-1], tree.by_name["full"], "deleted")
+    tree.drop(nodes[-1], tree.by_name["full"], Tier.DEVICE, "deleted")
 
 
 def host_data_where_the_base_is_gone(tree: Tree, nodes: list[Node]) -> None:
-    tree.drop_host(nodes[-1], tree.by_name["full"], "deleted")
+    tree.drop(nodes[-1], tree.by_name["full"], Tier.HOST, "deleted")
 
 
 def child_on_device_below_a_gap(tree: Tree, nodes: list[Node]) -> None:
-    tree.drop_device(nodes[0], tree.by_name["full"], "deleted")
-    tree.drop_device(nodes[0], tree.by_name["window"], "deleted")
+    tree.drop(nodes[0], tree.by_name["full"], Tier.DEVICE, "deleted")
+    tree.drop(nodes[0], tree.by_name["window"], Tier.DEVICE, "deleted")
 
 
 def child_on_host_below_a_gap(tree: Tree, nodes: list[Node]) -> None:
-    tree.drop_host(nodes[0], tree.by_name["full"], "deleted")
-    tree.drop_host(nodes[0], tree.by_name["window"], "deleted")
+    tree.drop(nodes[0], tree.by_name["full"], Tier.HOST, "deleted")
+    tree.drop(nodes[0], tree.by_name["window"], Tier.HOST, "deleted")
 
 
 def negative_pins(tree: Tree, nodes: list[Node]) -> None:
@@ -87,18 +87,18 @@ def miscounted_live_data(tree: Tree, nodes: list[Node]) -> None:
 
 
 def victim_that_is_no_candidate(tree: Tree, nodes: list[Node]) -> None:
-    tree.by_name["full"].device_queue.withdraw(nodes[-1])
+    tree.by_name["full"].device.queue.withdraw(nodes[-1])
 
 
 def candidate_entered_twice(tree: Tree, nodes: list[Node]) -> None:
     component = tree.by_name["full"]
     nodes[-1].cells[component.index].queued &= ~ON_DEVICE
-    component.device_queue.push(nodes[-1])
+    component.device.queue.push(nodes[-1])
 
 
 def flag_without_an_entry(tree: Tree, nodes: list[Node]) -> None:
     component = tree.by_name["full"]
-    component.device_queue.withdraw(nodes[-1])
+    component.device.queue.withdraw(nodes[-1])
     nodes[-1].cells[component.index].queued |= ON_DEVICE
 
 
@@ -188,7 +188,7 @@ def test_device_data_without_its_home_copy_breaks_t4() -> None:
     tree = open_tree("homed")
     node = insert(tree, [1, 2, 3, 4])
     check_integrity(tree)
-    tree.drop_host(node, tree.by_name["homed"], "deleted")
+    tree.drop(node, tree.by_name["homed"], Tier.HOST, "deleted")
     with pytest.raises(IntegrityError, match=r"T4: component 'homed'.*without its home copy"):
         check_integrity(tree)
 

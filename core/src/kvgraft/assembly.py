@@ -83,7 +83,7 @@ class PartsFactory:
         return None
 
     def kind(self, plain: type[Made]) -> type[Made]:
-        """The class of a part: `plain`, or a subclass of it."""
+        """The class of a part, or of the cache itself: `plain`, or a subclass of it."""
         return plain
 
     def make(self, plain: Callable[Given, Made], *given: Given.args, **named: Given.kwargs) -> Made:

@@ -28,9 +28,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.config import parse_config
+from kvgraft.assembly import PartsFactory, parts_of, size_pools
+from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError
 from kvgraft.optional import load_part
+from kvgraft.packages.registry import Plugin
 from kvgraft.parts import EventStream, Prefetch, Step
 from kvgraft.policies import Hint
 from kvgraft.requests.access import expect_hint
@@ -61,7 +63,24 @@ EVENTS = 65_536
 """Most events that wait for a reader, unless it says otherwise."""
 
 
-class Cache(Serving):
+class MadeOfParts(type):
+    """Makes a cache of the class that its parts name for it, as they do for each of them."""
+
+    def __call__(
+        cls,
+        config: CacheConfig,
+        *,
+        plugins: Sequence[Plugin] = (),
+        parts: PartsFactory | None = None,
+        **others: Any,
+    ) -> Any:
+        config = size_pools(config, plugins)
+        parts = parts or parts_of(config)
+        kind: type[Any] = cls
+        return type.__call__(parts.kind(kind), config, plugins=plugins, parts=parts, **others)
+
+
+class Cache(Serving, metaclass=MadeOfParts):
     """One prefix tree over the pools of the installed components.
 
     Its parts are chosen when it opens, by `parts`; calls do not look for one that is set later.
@@ -624,10 +643,8 @@ class Cache(Serving):
             {
                 component.name: ComponentStats(
                     of_component,
-                    component.device.stats(component.device_evictions),
-                    None
-                    if component.host is None
-                    else component.host.stats(component.host_evictions),
+                    component.device.stats(),
+                    None if component.host is None else component.host.stats(),
                     tuple([ledger.stats() for ledger in private]),
                 )
                 for component, of_component, private in zip(

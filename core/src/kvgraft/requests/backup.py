@@ -18,7 +18,7 @@ from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.component import EXPIRED, TreeComponent
 from kvgraft.tree.eviction import Victim
-from kvgraft.tree.ledger import PoolBooks
+from kvgraft.tree.ledger import HOST, PoolBooks
 from kvgraft.tree.node import CLEAN, Node
 from kvgraft.tree.pinning import Receipt, hold_host, release
 from kvgraft.tree.tree import Tree
@@ -109,7 +109,7 @@ class Backups:
             return False
         try:
             return all(
-                self.evictor.ensure_host(component, component.n_slots(node), node.tenant)
+                self.evictor.ensure_free(component, HOST, component.n_slots(node), node.tenant)
                 for component in short
             )
         finally:
@@ -232,7 +232,7 @@ class CleanReserve:
 
     def _take(self, component: TreeComponent) -> _Next | None:
         """The next victim as the policy orders them, taken off its queue; None if there is none."""
-        in_order = partial(component.device_queue.take, EXPIRED)  # not what was left behind
+        in_order = partial(component.device.queue.take, EXPIRED)  # not what was left behind
         victim = eviction.next_victim(self.tree, component, in_order)
         if victim is None:
             return None
@@ -241,7 +241,7 @@ class CleanReserve:
     def _rank(self, component: TreeComponent, entry: _Next) -> tuple[float, float, int]:
         """The lowest leaves first."""
         level = self.tree.level(entry.stamp)
-        score = None if level == EXPIRED else component.device_queue.score(entry.stamp)
+        score = None if level == EXPIRED else component.device.queue.score(entry.stamp)
         return level, 0.0 if score is None else score, entry.stamp
 
     def _copy_run(self, component: TreeComponent, entry: _Next | None, goal: int) -> bool:
@@ -287,7 +287,8 @@ class CleanReserve:
         ):
             return True
         if not all(
-            self.evictor.ensure_host(each, each.n_slots(node), node.tenant) for each in unbacked
+            self.evictor.ensure_free(each, HOST, each.n_slots(node), node.tenant)
+            for each in unbacked
         ):
             return True
         if not eviction.still_there(victim):

@@ -9,7 +9,7 @@ from typing import Final
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
-from kvgraft.tree.ledger import Ledger, SlotOwner
+from kvgraft.tree.ledger import HOST, Ledger, SlotOwner
 from kvgraft.tree.node import Node
 from kvgraft.types import Demand, Span, Tier
 
@@ -195,9 +195,7 @@ class RequestComponent:
         self.account = Account(component.devices[tenant])
         self.host_account: Account | None = None
         if component.home_is_host:
-            on_host = component.hosts[tenant]
-            assert on_host is not None
-            self.host_account = Account(on_host)
+            self.host_account = Account(component.ledger(HOST, tenant))
         self.host_slots = 0
         self.demand = NO_DEMAND
         self.private: tuple[bytes, ...] = ()

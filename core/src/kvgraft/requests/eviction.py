@@ -13,7 +13,7 @@ from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import Victim
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import DEVICE, HOST, Ledger
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 
@@ -55,33 +55,38 @@ class Evictor:
         if self._sweeper is not None:
             self._sweeper.finish()
 
-    def ensure_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
-        """Free DEVICE slots of one component until `n_slots` are free; whether they are.
+    def ensure_free(
+        self, component: TreeComponent, tier: Tier, n_slots: int, tenant: int | None
+    ) -> bool:
+        """Free slots of one component's pool until `n_slots` are free; whether they are.
 
         Takes nothing from a pool that is not short (E2), and nothing at all if they are free.
 
         Args:
             component: whose pool.
+            tier: which of its pools.
             n_slots: slots that are to be free.
             tenant: for whom: it loses its own data, and takes what others borrowed (K4, K5); None
                 for nobody, who may take any.
         """
         #   cleared ─► left behind, oldest first ─► the clean reserve ─► the policy's order
-        ledger = component.device if tenant is None else component.devices[tenant]
+        ledger = component.books_for(tier, tenant)
         if n_slots <= ledger.room:
             return True
         if self._sweeper is not None and self._sweeper.is_behind:
             self._sweeper.ensure_free(ledger, n_slots)
-        return self.evict_device(component, n_slots, tenant)
+        return n_slots <= ledger.room or self.evict_for(component, tier, n_slots, tenant)
 
-    def evict_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
-        """`ensure_device` behind the sweeper: cleared data is gone, as far as that was soon."""
-        ledger = component.device if tenant is None else component.devices[tenant]
-        if n_slots <= ledger.room:
-            return True
+    def evict_for(
+        self, component: TreeComponent, tier: Tier, n_slots: int, tenant: int | None
+    ) -> bool:
+        """`ensure_free` behind the sweeper: cleared data is gone, as far as that was soon."""
+        ledger = component.books_for(tier, tenant)
         asked, self.tree.for_tenant = self.tree.for_tenant, tenant
         try:
-            if self.write_back:
+            if tier is HOST:
+                eviction.evict_host(self.tree, component, n_slots - ledger.room)
+            elif self.write_back:
                 self._demote(component, n_slots)
             else:
                 eviction.evict_device(self.tree, component, n_slots - ledger.room)
@@ -89,19 +94,19 @@ class Evictor:
             self.tree.for_tenant = asked
         return ledger.room >= n_slots
 
-    def ensure_free(
+    def ensure_promised(
         self, component: TreeComponent, n_slots: int, tenant: int | None, promised: int
     ) -> None:
         """Free DEVICE slots of one component until `n_slots` are free (A7).
 
         `promised` of them are a request's; the headroom has the others, and keeps them meanwhile.
         """
-        ledger = component.device if tenant is None else component.devices[tenant]
+        ledger = component.books_for(DEVICE, tenant)
         others = max(0, n_slots - promised)
         assert isinstance(ledger, Ledger)
         ledger.promised += others
         try:
-            made = self.ensure_device(component, n_slots, tenant)
+            made = self.ensure_free(component, DEVICE, n_slots, tenant)
         finally:
             ledger.promised -= others
         if not made:
@@ -113,38 +118,12 @@ class Evictor:
 
     def evict(self, component: TreeComponent, n_slots: int, tier: Tier) -> int:
         """Evict until `n_slots` more slots are free; returns how many were freed (E6)."""
-        ledger = component.device if tier is Tier.DEVICE else component.host
-        if ledger is None:
+        pool = component.device if tier is DEVICE else component.host
+        if pool is None:
             return 0
-        before = ledger.free
-        ensure_free = self.ensure_device if tier is Tier.DEVICE else self.ensure_host
-        ensure_free(component, before + n_slots, None)
-        return ledger.free - before
-
-    def ensure_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
-        """Free HOST slots of one component until `n_slots` are free; whether they are.
-
-        `tenant` is the one they are for, as in `ensure_device`.
-        """
-        ledger = component.host if tenant is None else component.hosts[tenant]
-        assert ledger is not None
-        if n_slots <= ledger.room:
-            return True
-        if self._sweeper is not None and self._sweeper.is_behind:
-            self._sweeper.ensure_free(ledger, n_slots)
-        return self.evict_host(component, n_slots, tenant)
-
-    def evict_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
-        """`ensure_host` behind the sweeper."""
-        ledger = component.host if tenant is None else component.hosts[tenant]
-        assert ledger is not None
-        if n_slots > ledger.room:
-            asked, self.tree.for_tenant = self.tree.for_tenant, tenant
-            try:
-                eviction.evict_host(self.tree, component, n_slots - ledger.room)
-            finally:
-                self.tree.for_tenant = asked
-        return ledger.room >= n_slots
+        before = pool.free
+        self.ensure_free(component, tier, before + n_slots, None)
+        return pool.free - before
 
     def _demote(self, component: TreeComponent, n_slots: int) -> None:
         """Evict with a backup first; data that HOST cannot take is dropped, so that room is made.
@@ -154,8 +133,7 @@ class Evictor:
         copy, at most `timeout_s`; slots still missing then come from other victims, unbacked: a
         slow or failed backup never blocks device progress (E4).
         """
-        for_tenant = self.tree.for_tenant
-        ledger = component.device if for_tenant is None else component.devices[for_tenant]
+        ledger = component.books_for(DEVICE, self.tree.for_tenant)
         leaving: list[Transfer] = []
         on_their_way = 0
         while ledger.room + on_their_way < n_slots:
@@ -167,7 +145,7 @@ class Evictor:
                 self._settle(self._copies_of(unbacked))
                 on_their_way = 0  # others have ended, or are overdue
                 if ledger.room >= n_slots:
-                    if self.tree.is_device_candidate(victim.node, component):
+                    if self.tree.is_candidate(victim.node, component, DEVICE):
                         component.queue_device(victim.node)
                     break
                 if not eviction.still_there(victim):
@@ -204,8 +182,7 @@ class Evictor:
 
     def _drop(self, component: TreeComponent, n_slots: int) -> None:
         """Evict what is still missing to `n_slots`, copied or not."""
-        for_tenant = self.tree.for_tenant
-        ledger = component.device if for_tenant is None else component.devices[for_tenant]
+        ledger = component.books_for(DEVICE, self.tree.for_tenant)
         if ledger.room < n_slots:
             eviction.evict_device(self.tree, component, n_slots - ledger.room)
 
@@ -254,10 +231,9 @@ class Evictor:
             return None
         for component in unbacked:
             # It stays its tenant's data, so its tenant's share of HOST has to hold it.
-            ledger, n_slots = component.hosts[node.tenant], component.n_slots(node)
-            assert ledger is not None
+            ledger, n_slots = component.ledger(HOST, node.tenant), component.n_slots(node)
             fits = n_slots <= ledger.headroom
-            if not fits or not self.ensure_host(component, n_slots, node.tenant):
+            if not fits or not self.ensure_free(component, HOST, n_slots, node.tenant):
                 return None
         parent = node.parent
         if parent is None or not eviction.still_there(victim):

@@ -366,7 +366,7 @@ class LoadBacks:
             for component, nodes in zip(components, plan):
                 if nodes:
                     n_slots = sum(component.n_slots(node) for node in nodes)
-                    self.evictor.ensure_free(component, n_slots, request.root.tenant, n_slots)
+                    self.evictor.ensure_promised(component, n_slots, request.root.tenant, n_slots)
             operation = operations.begin_load_back(self.tree, request.receipt)
             if operation is None:
                 n_nodes = sum([len(each) for each in plan])

@@ -14,7 +14,7 @@ from kvgraft.requests.resume_points import GRID, ResumePoints
 from kvgraft.tree import eviction
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import HOST, Ledger
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
@@ -101,9 +101,9 @@ class PageSlots:
         for part, n in needs:
             if n > part.account.ledger.room:
                 promised = part.account.promised
-                self.evictor.ensure_free(part.component, n, request.root.tenant, promised)
+                self.evictor.ensure_promised(part.component, n, request.root.tenant, promised)
             if part.host_account is not None:
-                self.evictor.ensure_host(part.component, n, request.root.tenant)
+                self.evictor.ensure_free(part.component, HOST, n, request.root.tenant)
         for part, n in needs:
             part.take_pages(first, n)
         request.allocated = end
@@ -356,7 +356,7 @@ class StateSlots:
         if account.promised < 1 and account.ledger.headroom < 1:
             return None
         if account.ledger.room < 1:
-            self.evictor.ensure_free(part.component, 1, request.root.tenant, account.promised)
+            self.evictor.ensure_promised(part.component, 1, request.root.tenant, account.promised)
         return account.take(1)
 
     def copy(self, component: TreeComponent, source: bytes, target: bytes) -> None:

@@ -13,7 +13,7 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import CLOSED, Request, no_request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
-from kvgraft.tree.tree import DEVICE
+from kvgraft.tree.ledger import DEVICE
 from kvgraft.types import Tier
 
 from_buffer: Final[Any] = np.frombuffer

@@ -22,7 +22,7 @@ from kvgraft.errors import ConfigError, ContractViolation
 from kvgraft.policies.policy import Order
 from kvgraft.policies.recency import FIRST_USE, RecencyQueue
 from kvgraft.reach import PageReach, Reach
-from kvgraft.tree.ledger import PoolBooks
+from kvgraft.tree.ledger import DEVICE, HOST, Ledger, PoolBooks
 from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
 from kvgraft.types import Kind, Span, Tier, new_span
 
@@ -380,8 +380,9 @@ class TreeComponent:
 
     Attributes:
         index: its position among the tree's components and in `Node.cells`.
-        devices, hosts: the ledgers of its pools by tenant (`Node.tenant`); where there are no
-            tenants, `device` and `host` alone.
+        device, host: its books of either tier.
+        devices, hosts: their ledgers by tenant (`Node.tenant`); where there are no tenants,
+            `device` and `host` alone.
         narrower: indexes of components whose reach this one contains, itself included: their data
             loses its use on a node where this component's data is gone (E3).
         depends_on: indexes of the components without whose data on a node this one's is of no use
@@ -389,15 +390,12 @@ class TreeComponent:
             one's and is not contained in it (T4).
         segment_at: gives the pages that its reach covers at a boundary, in pages; of a state the
             empty span there.
-        device_evictions, host_evictions: slots that left a tier so far, by cause.
-        device_queue, host_queue: eviction candidates by tier. Those of DEVICE that are in the clean
-            reserve are not among them.
-        clean: the first of `device_queue`, taken out of it to be copied to HOST before they leave:
+        clean: the first of `device.queue`, taken out of it to be copied to HOST before they leave:
             the clean reserve. They go before the others, but for data that was left behind. What is
             used meanwhile is a candidate among these again.
         doubles: nodes whose data both tiers have and that are not in the clean reserve; under
             write-back HOST gives up these copies first, the oldest entry before others.
-        host_floor: the policy's score of the last victim of `host_queue`; None without one.
+        host_floor: the policy's score of the last victim on HOST; None without one.
         host_level: that victim's level, see `Tree.lifetimes`.
         per_tenant_order: whether tenants share its pools: candidates are kept back from some of
             them.
@@ -409,17 +407,13 @@ class TreeComponent:
         "clean",
         "depends_on",
         "device",
-        "device_evictions",
-        "device_queue",
         "devices",
         "doubles",
         "ends_at_boundary",
         "home_is_host",
         "host",
-        "host_evictions",
         "host_floor",
         "host_level",
-        "host_queue",
         "hosts",
         "index",
         "is_prefix_closed",
@@ -469,15 +463,31 @@ class TreeComponent:
         self.narrower: tuple[int, ...] = (index,)
         self.depends_on: tuple[int, ...] = ()
         named = shape.name, index
-        self.device_queue = Candidates(tree, named, ON_DEVICE, device)
-        self.host_queue = Candidates(tree, named, ON_HOST, host or device)
+        for pool, place in ((device, ON_DEVICE), (host, ON_HOST)):
+            if pool is not None:
+                pool.queue = Candidates(tree, named, place, pool)
+                pool.evicted = dict.fromkeys(CAUSES, 0)
         self.clean = Fifo(index, CLEAN)
         self.doubles = Fifo(index, DOUBLE)
         self.host_floor: float | None = None
         self.host_level = 0
         self.per_tenant_order = len(device.parts) > 1
-        self.device_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
-        self.host_evictions: dict[Cause, int] = dict.fromkeys(CAUSES, 0)
+
+    def pool(self, tier: Tier) -> PoolBooks:
+        """Its books of a tier, of which it has a pool."""
+        pool = self.device if tier is DEVICE else self.host
+        assert pool is not None
+        return pool
+
+    def ledger(self, tier: Tier, tenant: int) -> Ledger:
+        """A tenant's ledger of that pool, the only one where there are no tenants."""
+        ledger = self.devices[tenant] if tier is DEVICE else self.hosts[tenant]
+        assert ledger is not None
+        return ledger
+
+    def books_for(self, tier: Tier, tenant: int | None) -> PoolBooks:
+        """The books that say whether a tenant, or with None anybody, may take slots."""
+        return self.pool(tier) if tenant is None else self.ledger(tier, tenant)
 
     def stored_between(self, first: int, end: int) -> int:
         """Number of the pages `[first, end)` of a running request that get slots."""
@@ -497,13 +507,13 @@ class TreeComponent:
     def queue_device(self, node: Node) -> None:
         """Enter a DEVICE eviction candidate; nothing happens if it is entered already."""
         if not node.cells[self.index].queued & CLEAN:
-            self.device_queue.push(node)
+            self.device.queue.push(node)
 
     def hold(self, node: Node) -> None:
         """The data on `node` was pinned on DEVICE: it is no candidate any more."""
-        self.device_queue.withdraw(node)
+        self.device.queue.withdraw(node)
         if self.home_is_host:
-            self.host_queue.withdraw(node)
+            self.pool(HOST).queue.withdraw(node)
 
     def restamp(self, node: Node, stamp: int) -> None:
         """Note the latest use of the data on `node`."""
@@ -512,27 +522,27 @@ class TreeComponent:
             return
         on_device, on_host = cell.queued & ON_DEVICE, cell.queued & ON_HOST
         if on_device:
-            self.device_queue.withdraw(node)
+            self.device.queue.withdraw(node)
         if on_host:
-            self.host_queue.withdraw(node)
+            self.pool(HOST).queue.withdraw(node)
         cell.stamp = stamp
         if on_device:
-            self.device_queue.push(node)
+            self.device.queue.push(node)
         if on_host:
-            self.host_queue.push(node)
+            self.pool(HOST).queue.push(node)
 
     def is_worth(self, stamp: int, other: int) -> bool:
         """Whether the policy thinks no less of data with a stamp than of data with another one."""
-        score, least = self.device_queue.score(stamp), self.device_queue.score(other)
+        score, least = self.device.queue.score(stamp), self.device.queue.score(other)
         return score is None or least is None or score >= least
 
     def pop_device(self) -> Node | None:
         """Take the next DEVICE candidate: left behind, then the clean reserve; None if none is."""
-        if self.clean and self.device_queue.next_level() != LEFT:
+        if self.clean and self.device.queue.next_level() != LEFT:
             node = self._pop_clean()
             if node is not None:
                 return node
-        return self.device_queue.take()
+        return self.device.queue.take()
 
     def keep_clean(self, node: Node, stamp: int) -> None:
         """Enter a node in the clean reserve, as the last to go.
@@ -550,7 +560,7 @@ class TreeComponent:
             stamp, node = entry
             if node.cells[self.index].stamp == stamp:
                 return node
-            if self._tree.is_device_candidate(node, self):
+            if self._tree.is_candidate(node, self, DEVICE):
                 self.queue_device(node)
             self.queue_double(node)
         return None

@@ -13,7 +13,7 @@ from functools import partial
 
 from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.tree.component import LEFT, Cause, TreeComponent
-from kvgraft.tree.ledger import Ledger
+from kvgraft.tree.ledger import DEVICE, HOST
 from kvgraft.tree.matching import cost_of_losing
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -50,19 +50,18 @@ def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
     tree.policy = policy
     for component in tree.components:
         cost = None if component.is_prefix_closed else partial(cost_of_losing, component)
-        for ledger in (*component.devices, *component.hosts):
-            if ledger is not None:
-                ledger.cost = cost
-        component.device_queue.use(policy.order)
-        if component.host is not None:
-            component.host_queue.use(policy.order)
+        for pool in (component.device, component.host):
+            if pool is not None:
+                for ledger in pool.parts:
+                    ledger.cost = cost
+                pool.queue.use(policy.order)
 
 
 def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
     """Whether the next victim for a tenant's request is data that a running request left behind."""
     asked, tree.for_tenant = tree.for_tenant, tenant
     try:
-        return component.device_queue.next_level() == LEFT
+        return component.device.queue.next_level() == LEFT
     finally:
         tree.for_tenant = asked
 
@@ -83,7 +82,7 @@ def next_victim(
         if victim is None:
             passed.append(node)
     for node in passed:  # it is a candidate still, though not for this request
-        if tree.is_device_candidate(node, component):
+        if tree.is_candidate(node, component, DEVICE):
             component.queue_device(node)
         tree.queue_double(node, component)
     return victim
@@ -103,7 +102,7 @@ def victim_at(tree: Tree, node: Node, component: TreeComponent, below: int = 0) 
         return None
     of_another = tree.for_tenant is not None and node.tenant != tree.for_tenant
     if of_another:
-        _keep_guaranteed(tree, node, component, component.devices[node.tenant])
+        _keep_guaranteed(tree, node, component, DEVICE)
     #               wider reach   the component   narrower reaches        (E3)
     #   inside        stays          leaves            leave
     #   at a leaf     leaves         leaves            leave
@@ -114,7 +113,7 @@ def victim_at(tree: Tree, node: Node, component: TreeComponent, below: int = 0) 
             held.append(other)
             pinned = pinned or its.device_pins > 0
     at_leaf = node.live_device == len(held) + below and not pinned
-    if at_leaf and (not of_another or _all_borrowed(node, component, held, Tier.DEVICE)):
+    if at_leaf and (not of_another or _all_borrowed(node, component, held, DEVICE)):
         return Victim(node, component, held, True)
     if component.is_prefix_closed:
         return None
@@ -130,10 +129,11 @@ def still_there(victim: Victim) -> bool:
     return all(cells[component.index].device is not None for component in victim.components)
 
 
-def _keep_guaranteed(tree: Tree, node: Node, component: TreeComponent, ledger: Ledger) -> None:
+def _keep_guaranteed(tree: Tree, node: Node, component: TreeComponent, tier: Tier) -> None:
     """Cut the victim of another tenant's request: no more than was borrowed leaves (K4)."""
-    if component.n_slots(node) > ledger.over:
-        tree.split(node, node.end - ledger.over // component.slots_per_page)
+    over = component.ledger(tier, node.tenant).over
+    if component.n_slots(node) > over:
+        tree.split(node, node.end - over // component.slots_per_page)
 
 
 def _all_borrowed(
@@ -144,11 +144,9 @@ def _all_borrowed(
     What is contained in that one goes anyway: it is of no use alone.
     """
     for other in held:
-        ledger = (other.devices if tier is Tier.DEVICE else other.hosts)[node.tenant]
-        if other.index not in component.narrower:
-            assert ledger is not None
-            if other.n_slots(node) > ledger.over:
-                return False
+        over = other.ledger(tier, node.tenant).over
+        if other.index not in component.narrower and other.n_slots(node) > over:
+            return False
     return True
 
 
@@ -168,13 +166,13 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
         cause = along
         if component is victim.component:
             cause = "demoted" if cell.is_backed else "deleted"
-        tree.leaves(node, component, Tier.DEVICE, slots, cause)
+        tree.leaves(node, component, DEVICE, slots, cause)
         cell.device = None
         component.device.allocator.free(slots)
         if node.points and not cell.is_backed:
             tree.drop_points(node, component)
     lift_recency(tree, node, parent)
-    tree.sink_device(node, len(victim.components))
+    tree.sink(node, DEVICE, len(victim.components))
     if node.live_host or node.operations is not None or node.children is not None:
         drop_unreachable(tree, node)
     tree.prune(node)
@@ -201,7 +199,7 @@ def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     write-back. For a tenant's request (`Tree.for_tenant`) its limit counts as well: slots that it
     may take.
     """
-    ledger = component.device if tree.for_tenant is None else component.devices[tree.for_tenant]
+    ledger = component.books_for(DEVICE, tree.for_tenant)
     before = component.device.free
     target = ledger.room + n_slots
     while ledger.room < target:
@@ -214,8 +212,7 @@ def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
 
 def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     """Free at least `n_slots` more HOST slots of one component; returns how many it freed (E5)."""
-    ledger = component.host if tree.for_tenant is None else component.hosts[tree.for_tenant]
-    assert ledger is not None
+    pool, ledger = component.pool(HOST), component.books_for(HOST, tree.for_tenant)
     before = ledger.free
     target = ledger.room + n_slots
     held: list[Node] = []
@@ -223,16 +220,16 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
         if node.cells[component.index].host_pins:
             held.append(node)
         else:
-            tree.drop_host(node, component, "demoted")
+            tree.drop(node, component, HOST, "demoted")
     for node in held:
         component.queue_double(node)
     while ledger.room < target:
-        node = component.host_queue.take()
+        node = pool.queue.take()
         if node is None:
             break
-        if tree.is_host_candidate(node, component):
+        if tree.is_candidate(node, component, HOST):
             stamp = node.cells[component.index].stamp
-            component.host_floor = component.host_queue.score(stamp)
+            component.host_floor = pool.queue.score(stamp)
             component.host_level = tree.level(stamp)
             _evict_host_node(tree, node, component)
     return ledger.free - before
@@ -249,7 +246,7 @@ def is_admitted(tree: Tree, victim: Victim, component: TreeComponent) -> bool:
     if floor is None or component.per_tenant_order or ledger.free >= component.n_slots(node):
         return True
     stamp = node.cells[component.index].stamp
-    level, score = tree.level(stamp), component.host_queue.score(stamp)
+    level, score = tree.level(stamp), ledger.queue.score(stamp)
     if level != component.host_level:
         return level > component.host_level
     return score is None or score >= floor
@@ -259,12 +256,10 @@ def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
     """Free one node's HOST cells: everything at a leaf, else the component and narrower ones."""
     of_another = tree.for_tenant is not None and node.tenant != tree.for_tenant
     if of_another:
-        ledger = component.hosts[node.tenant]
-        assert ledger is not None
-        _keep_guaranteed(tree, node, component, ledger)
+        _keep_guaranteed(tree, node, component, HOST)
     held = [other for other in tree.components if node.cells[other.index].host is not None]
-    at_leaf = tree.is_host_leaf(node) and (
-        not of_another or _all_borrowed(node, component, held, Tier.HOST)
+    at_leaf = tree.is_leaf(node, HOST) and (
+        not of_another or _all_borrowed(node, component, held, HOST)
     )
     if not at_leaf or any(not _host_idle(node, other) for other in held):
         # A canonical copy on HOST is of use as long as DEVICE has the wider component's data.
@@ -284,13 +279,13 @@ def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
         else:
             on_device = node.cells[other.index].device is not None and not other.home_is_host
             cause = "demoted" if on_device else "deleted"
-        tree.drop_host(node, other, cause)
+        tree.drop(node, other, HOST, cause)
         if other.home_is_host:
             _lose_home(tree, node, other, cause)
     lift_recency(tree, node, parent)
     for other in tree.prefix_closed if parent.parent is not None else ():
-        if tree.is_host_candidate(parent, other):
-            other.host_queue.push(parent)
+        if tree.is_candidate(parent, other, HOST):
+            other.pool(HOST).queue.push(parent)
     drop_unreachable(tree, node)
     tree.prune(node)
 
@@ -307,7 +302,7 @@ def _lose_home(tree: Tree, node: Node, component: TreeComponent, cause: Cause) -
         other = tree.components[index]
         cell = node.cells[index]
         if cell.device is not None and not cell.device_pins:
-            tree.drop_device(node, other, cause if other is component else "cascade")
+            tree.drop(node, other, DEVICE, cause if other is component else "cascade")
 
 
 def drop_unreachable(tree: Tree, node: Node) -> None:
@@ -335,8 +330,8 @@ def drop_unreachable(tree: Tree, node: Node) -> None:
         for component in tree.components:
             cell = below.cells[component.index]
             if cell.device is not None and not cell.device_pins:
-                tree.drop_device(below, component, "cascade")
+                tree.drop(below, component, DEVICE, "cascade")
             if cell.host is not None and not cell.host_pins:
-                tree.drop_host(below, component, "cascade")
+                tree.drop(below, component, HOST, "cascade")
         if below is not node:
             tree.prune(below)

@@ -17,8 +17,9 @@ from kvgraft.policies.recency import FIRST_USE, LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
+from kvgraft.tree.ledger import DEVICE, HOST
 from kvgraft.tree.node import Node
-from kvgraft.tree.tree import DEVICE, HOST, Tree
+from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
 LONGEST_LEAF_BYTES: Final = 4096 * TOKEN_BYTES
@@ -342,8 +343,7 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
 
 def _take_host(tree: Tree, node: Node, component: TreeComponent, slots: bytes) -> None:
     """The node's cell adopts a request's HOST slots; freed where it has some."""
-    ledger = component.hosts[node.tenant]
-    assert ledger is not None
+    ledger = component.ledger(HOST, node.tenant)
     if node.cells[component.index].host is None:
         ledger.private -= len(slots) // SLOT_BYTES
         tree.put(node, component, HOST, slots)

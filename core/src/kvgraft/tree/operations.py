@@ -12,9 +12,11 @@ from kvgraft.policies.recency import FIRST_USE
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import drop_unreachable
+from kvgraft.tree.ledger import DEVICE, HOST
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, acquire, acquire_node, release
-from kvgraft.tree.tree import DEVICE, HOST, Tree
+from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 
 
 class SlotPair(NamedTuple):
@@ -117,7 +119,7 @@ def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
 
 
 def _reserve(
-    wanted: list[tuple[TreeComponent, Node]], *, to_host: bool
+    wanted: list[tuple[TreeComponent, Node]], tier: Tier
 ) -> list[tuple[TreeComponent, Node, bytes]] | None:
     """Slots on one tier for all that is wanted, or for nothing (B2, R4).
 
@@ -126,22 +128,19 @@ def _reserve(
     reserved: list[tuple[TreeComponent, Node, bytes]] = []
     for component, node in wanted:
         n_slots = component.n_slots(node)
-        ledger = (component.hosts if to_host else component.devices)[node.tenant]
-        assert ledger is not None
-        slots = ledger.reserve(n_slots) if not to_host or n_slots <= ledger.spare else None
+        ledger = component.ledger(tier, node.tenant)
+        slots = ledger.reserve(n_slots) if tier is DEVICE or n_slots <= ledger.spare else None
         if slots is None:
-            _give_back(reserved, to_host=to_host)
+            _give_back(reserved, tier)
             return None
         reserved.append((component, node, slots))
     return reserved
 
 
-def _give_back(reserved: list[tuple[TreeComponent, Node, bytes]], *, to_host: bool) -> None:
+def _give_back(reserved: list[tuple[TreeComponent, Node, bytes]], tier: Tier) -> None:
     """Give back what `_reserve` took."""
     for component, node, slots in reserved:
-        ledger = (component.hosts if to_host else component.devices)[node.tenant]
-        assert ledger is not None
-        ledger.cancel(slots)
+        component.ledger(tier, node.tenant).cancel(slots)
 
 
 def _begin(operation: Operation, reserved: list[tuple[TreeComponent, Node, bytes]]) -> None:
@@ -170,12 +169,12 @@ def begin_backup(tree: Tree, node: Node, components: list[TreeComponent]) -> Ope
 
     None if HOST is short, or if the node cannot be pinned meanwhile (A12).
     """
-    reserved = _reserve([(component, node) for component in components], to_host=True)
+    reserved = _reserve([(component, node) for component in components], HOST)
     if reserved is None:
         return None
     receipt = acquire_node(tree, node, components)
     if receipt is None:
-        _give_back(reserved, to_host=True)
+        _give_back(reserved, HOST)
         return None
     operation = Operation([node], receipt, to_host=True)
     _begin(operation, reserved)
@@ -193,7 +192,7 @@ def begin_demotion(
     The DEVICE slots belong to the operation until the copy ends, whichever way it ends.
     """
     unbacked = [component for component in needs_backup(tree, node) if component in victims]
-    reserved = _reserve([(component, node) for component in unbacked], to_host=True)
+    reserved = _reserve([(component, node) for component in unbacked], HOST)
     if reserved is None:
         return None
     operation = Operation([node], None, to_host=True)
@@ -201,7 +200,7 @@ def begin_demotion(
     for component in victims:
         copied = node.cells[component.index].is_backed
         cause: Cause = "demoted" if copied else "deleted" if component is short else along
-        slots = tree.detach_device(node, component, cause)
+        slots = tree.detach(node, component, DEVICE, cause)
         if component in unbacked:
             ledger = component.devices[node.tenant]
             ledger.in_flight += len(slots) // SLOT_BYTES
@@ -279,7 +278,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
     #   commit: in_flight -> pinned.      abort: in_flight -> free, and the pins go.
     plan = zip(tree.components, load_plan(receipt, tree.components))
     wanted = [(component, node) for component, nodes in plan for node in nodes]
-    reserved = _reserve(wanted, to_host=False)
+    reserved = _reserve(wanted, DEVICE)
     if reserved is None:
         return None
     filled = sorted({id(node): node for _, node in wanted}.values(), key=lambda n: n.start)
@@ -292,7 +291,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
         segments=receipt.segments,
     )
     if pins is None:
-        _give_back(reserved, to_host=False)
+        _give_back(reserved, DEVICE)
         return None
     operation = Operation(filled, pins, to_host=False)
     _begin(operation, reserved)
@@ -322,14 +321,9 @@ def commit(tree: Tree, operation: Operation) -> bool:
                 complete = complete and not hangs
                 continue
             cell.incoming = None
-            ledgers = component.hosts if operation.to_host else component.devices
-            ledger = ledgers[node.tenant]
-            assert ledger is not None
-            ledger.in_flight -= len(slots) // SLOT_BYTES
-            if operation.to_host:
-                tree.put(node, component, HOST, slots, DEVICE)
-            else:
-                tree.put(node, component, DEVICE, slots, HOST)
+            target, source = (HOST, DEVICE) if operation.to_host else (DEVICE, HOST)
+            component.ledger(target, node.tenant).in_flight -= len(slots) // SLOT_BYTES
+            tree.put(node, component, target, slots, source)
         tree.queue_candidates(node)
     _leave(tree, operation)
     return complete
@@ -341,10 +335,7 @@ def _cancel(tree: Tree, node: Node, component: TreeComponent) -> None:
     assert cell.incoming is not None
     _, to_host, slots = cell.incoming
     cell.incoming = None
-    ledgers = component.hosts if to_host else component.devices
-    ledger = ledgers[node.tenant]
-    assert ledger is not None
-    ledger.cancel(slots)
+    component.ledger(HOST if to_host else DEVICE, node.tenant).cancel(slots)
     if cell.device is None and cell.host is None:
         tree.drop_points(node, component)
 

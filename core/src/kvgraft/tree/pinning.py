@@ -15,6 +15,7 @@ from typing import Final
 from kvgraft.errors import LeaseError
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.ledger import DEVICE, HOST
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
@@ -407,8 +408,8 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
             if cell.device is not None:
                 moved = len(cell.device)
                 component.queue_device(anchor)
-            if component.home_is_host and tree.is_host_candidate(anchor, component):
-                component.host_queue.push(anchor)
+            if component.home_is_host and tree.is_candidate(anchor, component, HOST):
+                component.pool(HOST).queue.push(anchor)
     else:
         prefix_closed, home_is_host = component.is_prefix_closed, component.home_is_host
         for low, high in segment:
@@ -425,15 +426,15 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
                             deepest = deepest or node
                         else:
                             component.queue_device(node)
-                    if home_is_host and tree.is_host_candidate(node, component):
-                        component.host_queue.push(node)
+                    if home_is_host and tree.is_candidate(node, component, HOST):
+                        component.pool(HOST).queue.push(node)
                 node = node.parent  # type: ignore[assignment]
     if moved:
         moved //= SLOT_BYTES
         ledger = component.devices[anchor.tenant]
         ledger.pinned -= moved
         ledger.evictable += moved
-    if deepest is not None and tree.is_device_leaf(deepest):
+    if deepest is not None and tree.is_leaf(deepest, DEVICE):
         component.queue_device(deepest)
 
 
@@ -465,9 +466,9 @@ def pin_host(
         if cell.host is not None and cell.host_pins == (1 if step > 0 else 0):
             moved += len(cell.host) // SLOT_BYTES
             if step > 0:
-                component.host_queue.withdraw(node)
-            elif tree.is_host_candidate(node, component):
-                component.host_queue.push(node)
+                component.pool(HOST).queue.withdraw(node)
+            elif tree.is_candidate(node, component, HOST):
+                component.pool(HOST).queue.push(node)
     ledger = component.hosts[anchor.tenant]
     if moved and ledger is not None:
         ledger.pinned += step * moved

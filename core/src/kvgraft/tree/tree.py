@@ -18,7 +18,7 @@ from kvgraft.policies.recency import FIRST_USE, LeastRecentlyUsed
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import TOKEN_BYTES
-from kvgraft.tree.ledger import PoolBooks
+from kvgraft.tree.ledger import DEVICE, HOST, PoolBooks
 from kvgraft.tree.node import ON_DEVICE, Node
 from kvgraft.types import PointKind, Tier
 
@@ -67,10 +67,6 @@ class TreeObserver:
 
 FURTHEST_NODES: Final = 16
 """Nodes along a line among which the next data of a component is looked for."""
-
-DEVICE: Final = Tier.DEVICE
-HOST: Final = Tier.HOST
-"""As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 
 def _one_tenant(namespace: object) -> int:
@@ -436,7 +432,9 @@ class Tree:
                 live = above.live_host = above.live_host + 1
             if above is not node:  # no leaf any more
                 for leaf in self.prefix_closed:
-                    (leaf.device_queue if on_device else leaf.host_queue).withdraw(above)
+                    pool = leaf.device if on_device else leaf.host
+                    if pool is not None:
+                        pool.queue.withdraw(above)
             above = above.parent
         if on_device and not component.is_prefix_closed:
             self._enter_anew(node, component)
@@ -449,14 +447,14 @@ class Tree:
                 break
             above = above.parent
         if above is not None and above.cells[component.index].queued & ON_DEVICE:
-            component.device_queue.withdraw(above)
-            component.device_queue.push(above)
+            component.device.queue.withdraw(above)
+            component.device.queue.push(above)
 
     def touch(self, node: Node, component: TreeComponent) -> None:
         """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""
         was_left = node.cells[component.index].stamp < FIRST_USE
         component.restamp(node, self.clock)
-        if was_left and self.is_device_candidate(node, component):
+        if was_left and self.is_candidate(node, component, DEVICE):
             component.queue_device(node)
 
     # -- data leaving a cell
@@ -472,110 +470,89 @@ class Tree:
         self, node: Node, component: TreeComponent, tier: Tier, slots: bytes, cause: Cause
     ) -> None:
         """Unpinned data is about to leave its cell: notify the observers, take it off the books."""
-        on_device = tier is DEVICE
         for each in self.observers:
             each.leaving(node, component, tier, cause)
-        ledger = (component.devices if on_device else component.hosts)[node.tenant]
-        assert ledger is not None
+        pool, ledger = component.pool(tier), component.ledger(tier, node.tenant)
         n_slots = len(slots) // SLOT_BYTES
         ledger.evictable -= n_slots
         if self.for_tenant is not None and self.for_tenant != node.tenant:
             ledger.lost += n_slots
-        (component.device_evictions if on_device else component.host_evictions)[cause] += n_slots
-        (component.device_queue if on_device else component.host_queue).withdraw(node)
-        if on_device:
+        pool.evicted[cause] += n_slots
+        pool.queue.withdraw(node)
+        if tier is DEVICE:
             component.clean.withdraw(node)
 
-    def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
-        """An unpinned cell gives up its DEVICE slots; the caller owns them now."""
+    def detach(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> bytes:
+        """An unpinned cell gives up its slots on a tier; the caller owns them now."""
         cell = node.cells[component.index]
-        slots = cell.device
+        on_device = tier is DEVICE
+        slots, n_pins = cell.device, cell.device_pins
+        if not on_device:
+            slots, n_pins = cell.host, cell.host_pins
         assert slots is not None
-        if cell.device_pins:
-            raise ContractViolation(
-                "E1", component.name, f"{node!r} leaves DEVICE while it is pinned"
-            )
-        self.leaves(node, component, DEVICE, slots, cause)
-        cell.device = None
-        self.sink_device(node, 1)
+        if n_pins:
+            rule, said = "E1" if on_device else "E5", f"leaves {tier.name} while it is pinned"
+            raise ContractViolation(rule, component.name, f"{node!r} {said}")
+        self.leaves(node, component, tier, slots, cause)
+        if on_device:
+            cell.device = None
+        else:
+            cell.host = None
+        self.sink(node, tier, 1)
         return slots
 
-    def sink_device(self, node: Node, n_cells: int) -> None:
-        """`n_cells` cells of `node` lost DEVICE data: keep the live counts."""
-        node.live_device -= n_cells
-        parent = node.parent
-        if node.live_device or parent is None:
-            return
-        while not node.live_device and parent is not None:
-            node, parent = parent, parent.parent
-            node.live_device -= 1
-        if parent is not None:
-            for component in self.prefix_closed:
-                if self.is_device_candidate(node, component):
-                    component.queue_device(node)
-
-    def drop_device(self, node: Node, component: TreeComponent, cause: Cause) -> None:
-        """An unpinned cell's DEVICE slots become free."""
-        slots = self.detach_device(node, component, cause)
-        component.device.allocator.free(slots)
-        if node.cells[component.index].host is None:
-            self.drop_points(node, component)
-
-    def drop_host(self, node: Node, component: TreeComponent, cause: Cause) -> None:
-        """An unpinned cell's HOST slots become free."""
-        cell = node.cells[component.index]
-        slots = cell.host
-        assert slots is not None
-        if cell.host_pins:
-            raise ContractViolation(
-                "E5", component.name, f"{node!r} leaves HOST while it is pinned"
-            )
-        self.leaves(node, component, HOST, slots, cause)
-        cell.host = None
-        assert component.host is not None
-        component.host.allocator.free(slots)
-        if cell.device is None:
-            self.drop_points(node, component)
+    def sink(self, node: Node, tier: Tier, n_cells: int) -> None:
+        """`n_cells` cells of `node` lost data on a tier: keep the live counts."""
+        #   live of a node = own cells with data + children that are live: at 0 its parent loses one
         below: Node | None = node
         while below is not None:
-            below.live_host -= 1
-            if below.live_host:
-                if below is not node and below.parent is not None:
-                    for other in self.prefix_closed:
-                        if self.is_host_candidate(below, other):
-                            other.host_queue.push(below)
+            if tier is DEVICE:
+                live = below.live_device = below.live_device - n_cells
+            else:
+                live = below.live_host = below.live_host - n_cells
+            if live:
                 break
-            below = below.parent
+            below, n_cells = below.parent, 1
+        if below is None or below is node or below.parent is None:
+            return
+        for component in self.prefix_closed:
+            if self.is_candidate(below, component, tier):
+                if tier is DEVICE:
+                    component.queue_device(below)
+                else:
+                    component.pool(HOST).queue.push(below)
+
+    def drop(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
+        """An unpinned cell's slots on a tier become free."""
+        slots = self.detach(node, component, tier, cause)
+        component.pool(tier).allocator.free(slots)
+        cell = node.cells[component.index]
+        if cell.device is None and cell.host is None:
+            self.drop_points(node, component)
 
     # -- candidates
 
-    def is_device_leaf(self, node: Node) -> bool:
-        """Whether no node below holds DEVICE data."""
-        live = node.live_device
-        for cell in node.cells:
-            live -= cell.device is not None
+    def is_leaf(self, node: Node, tier: Tier) -> bool:
+        """Whether no node below holds data on a tier."""
+        if tier is DEVICE:
+            live = node.live_device
+            for cell in node.cells:
+                live -= cell.device is not None
+        else:
+            live = node.live_host
+            for cell in node.cells:
+                live -= cell.host is not None
         return not live
 
-    def is_host_leaf(self, node: Node) -> bool:
-        """Whether no node below holds HOST data."""
-        live = node.live_host
-        for cell in node.cells:
-            live -= cell.host is not None
-        return not live
-
-    def is_device_candidate(self, node: Node, component: TreeComponent) -> bool:
-        """Definition of a DEVICE victim for `component` (E1, T5, L5)."""
+    def is_candidate(self, node: Node, component: TreeComponent, tier: Tier) -> bool:
+        """Definition of a victim for `component` on a tier (E1, T5, L5)."""
         cell = node.cells[component.index]
-        if cell.device is None or cell.device_pins:
-            return False
-        return not component.is_prefix_closed or self.is_device_leaf(node)
-
-    def is_host_candidate(self, node: Node, component: TreeComponent) -> bool:
-        """Definition of a HOST victim for `component` (E1, T5, L5)."""
-        cell = node.cells[component.index]
-        if cell.host is None or cell.host_pins or (component.home_is_host and cell.device_pins):
-            return False
-        return not component.is_prefix_closed or self.is_host_leaf(node)
+        if tier is DEVICE:
+            idle = cell.device is not None and not cell.device_pins
+        else:
+            held = cell.host_pins or (component.home_is_host and cell.device_pins)
+            idle = cell.host is not None and not held
+        return idle and (not component.is_prefix_closed or self.is_leaf(node, tier))
 
     def queue_double(self, node: Node, component: TreeComponent) -> None:
         """Under write-back HOST gives up first what DEVICE has, too, but no canonical copy."""
@@ -587,12 +564,12 @@ class Tree:
         """Enter the cells of `node` that have become evictable."""
         if node.parent is None:
             return
-        leaf = self.is_device_leaf(node)
+        leaf = self.is_leaf(node, DEVICE)
         for component, cell in zip(self.components, node.cells):
             idle = cell.device is not None and not cell.device_pins
             if idle and (leaf or not component.is_prefix_closed):
                 component.queue_device(node)
-            if cell.host is not None and self.is_host_candidate(node, component):
-                component.host_queue.push(node)
+            if cell.host is not None and self.is_candidate(node, component, HOST):
+                component.pool(HOST).queue.push(node)
             if cell.host is not None and cell.device is not None:
                 self.queue_double(node, component)

@@ -78,10 +78,7 @@ class Mover:
         n_slots = sum(_n_closed(place.slots, end) for place in self._places(tier, index, closed))
         if not n_slots:
             return
-        ensure_free = (
-            self.evictor.ensure_device if tier is Tier.DEVICE else self.evictor.ensure_host
-        )
-        ensure_free(pool.component, n_slots, None)
+        self.evictor.ensure_free(pool.component, tier, n_slots, None)
         self._move(tier, pool, self._places(tier, index, closed))
 
     def _is_behind(self) -> bool:

@@ -111,9 +111,9 @@ class Books:
                 pools.append(Pool(component.name, pool.name, ledger, component))
         self.pools = tuple(pools)
         self._ledgers = [(pool.ledger, pool.ledger.allocator) for pool in pools]
-        self._evictions = [component.device_evictions for component in components]
+        self._evictions = [component.device.evicted for component in components]
         self._evictions += [
-            component.host_evictions for component in components if component.host is not None
+            component.host.evicted for component in components if component.host is not None
         ]
 
     def read(self) -> Reading:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from kvgraft.errors import ContractViolation
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.types import Namespaces
+from kvgraft.types import Namespaces, Tier
 from kvgraft_guard.books import FREE, Reading
 from kvgraft_guard.watched import After, Watched
 from kvgraft_retention.stats import ClearStats
@@ -75,7 +75,7 @@ class Clearing:
     def _check_held(self, node: Node, component: TreeComponent) -> None:
         """Cleared data that nobody needs is gone (T3)."""
         tree = self.tree
-        if tree.is_device_candidate(node, component) or tree.is_host_candidate(node, component):
+        if any(tree.is_candidate(node, component, tier) for tier in Tier):
             raise ContractViolation(
                 "T3", component.name, f"{node!r} was cleared, nobody holds it, and it stays"
             )

@@ -14,11 +14,11 @@ from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import ADMITTED, Request
 from kvgraft.requests.tables import slot_table, state_number
 from kvgraft.tree.component import TreeComponent
-from kvgraft.tree.ledger import PoolBooks, SlotOwner
+from kvgraft.tree.ledger import DEVICE, PoolBooks, SlotOwner
 from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.pinning import Receipt
-from kvgraft.tree.tree import DEVICE, Tree
+from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 from kvgraft_retention.tenants import SharedLedger
 from kvgraft_scheduling.rows import Rows
@@ -305,10 +305,10 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
 
     def on_device(node: Node) -> bool:
         reserved = node.cells[component.index].queued & CLEAN
-        return not reserved and tree.is_device_candidate(node, component)
+        return not reserved and tree.is_candidate(node, component, Tier.DEVICE)
 
     def on_host(node: Node) -> bool:
-        return tree.is_host_candidate(node, component)
+        return tree.is_candidate(node, component, Tier.HOST)
 
     def is_double(node: Node) -> bool:
         cell = node.cells[component.index]
@@ -317,8 +317,8 @@ def _check_candidates(tree: Tree, component: TreeComponent, nodes: list[Node]) -
         return both and not kept
 
     for queue, flag, is_candidate in (
-        (component.device_queue, ON_DEVICE, on_device),
-        (component.host_queue, ON_HOST, on_host),
+        (component.device.queue, ON_DEVICE, on_device),
+        (component.host.queue if component.host else (), ON_HOST, on_host),
         (component.clean, CLEAN, None),
         (component.doubles, DOUBLE, is_double),
     ):

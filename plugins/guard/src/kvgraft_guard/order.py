@@ -16,6 +16,7 @@ from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.component import EXPIRED, Candidates, TreeComponent
 from kvgraft.tree.node import CLEAN, DOUBLE, Node
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 from kvgraft_observe.explaining import ranked
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Order:
 
         Data that was left behind leaves before it, and needs no copy.
         """
-        order = component.device_queue
+        order = component.device.queue
         self.begin(component, on_device=True, exact=False)
         if self._component is None:
             return None
@@ -176,7 +177,7 @@ class Order:
         for component in self.tree.prefix_closed if parent.parent is not None else ():
             used, own = (each.cells[component.index].stamp for each in (node, parent))
             if used > own and self.tree.lifetimes is None:
-                order = component.device_queue
+                order = component.device.queue
                 score, least = (ranked(self.tree, order, each)[1] for each in (used, own))
                 if score is not None and least is not None and score < least:
                     continue
@@ -242,7 +243,7 @@ class Order:
         return not self._on_device and offered and cell.device is not None
 
     def _order(self, component: TreeComponent) -> Candidates:
-        return component.device_queue if self._on_device else component.host_queue
+        return component.pool(Tier.DEVICE if self._on_device else Tier.HOST).queue
 
     def _rank(self, node: Node, component: TreeComponent) -> _Rank:
         """When a candidate is to leave: the clean reserve first, in the order of its entries."""

@@ -81,22 +81,19 @@ class GuardedTree(_Guarded, Tree):
         if self.guard is not None:
             self.guard.watched.contents.arrived(tier, component, slots)
 
-    def detach_device(self, node: Node, component: TreeComponent, cause: Cause) -> bytes:
+    def detach(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> bytes:
         if self.guard is not None:
-            self.guard.moves.leaves(node, component)
+            if tier is Tier.DEVICE:
+                self.guard.moves.leaves(node, component)
+            else:
+                self.guard.watched.rooms.drops(node)
         self._expect_cleared(node, component, cause)
-        return super().detach_device(node, component, cause)
+        return super().detach(node, component, tier, cause)
 
-    def sink_device(self, node: Node, n_cells: int) -> None:
-        if self.guard is not None:
+    def sink(self, node: Node, tier: Tier, n_cells: int) -> None:
+        if self.guard is not None and tier is Tier.DEVICE:
             self.guard.watched.rooms.sinks(node)
-        super().sink_device(node, n_cells)
-
-    def drop_host(self, node: Node, component: TreeComponent, cause: Cause) -> None:
-        if self.guard is not None:
-            self.guard.watched.rooms.drops(node)
-        self._expect_cleared(node, component, cause)
-        super().drop_host(node, component, cause)
+        super().sink(node, tier, n_cells)
 
     def _expect_cleared(self, node: Node, component: TreeComponent, cause: Cause) -> None:
         """Only data of a cleared namespace is cleared (E2)."""
@@ -132,17 +129,14 @@ class GuardedJournal(_Guarded, Journal):
 class GuardedEvictor(_Guarded, Evictor):
     """An evictor that may free no more than the operation needs."""
 
-    def evict_device(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
+    def evict_for(
+        self, component: TreeComponent, tier: Tier, n_slots: int, tenant: int | None
+    ) -> bool:
         if self.guard is None:
-            return super().evict_device(component, n_slots, tenant)
+            return super().evict_for(component, tier, n_slots, tenant)
         rooms = self.guard.watched.rooms
-        return rooms.ensure_device(super().evict_device, component, n_slots, tenant)
-
-    def evict_host(self, component: TreeComponent, n_slots: int, tenant: int | None) -> bool:
-        if self.guard is None:
-            return super().evict_host(component, n_slots, tenant)
-        rooms = self.guard.watched.rooms
-        return rooms.ensure_host(super().evict_host, component, n_slots, tenant)
+        evict = rooms.evict_device if tier is Tier.DEVICE else rooms.evict_host
+        return evict(super().evict_for, component, n_slots, tenant)
 
 
 class GuardedCleanReserve(_Guarded, CleanReserve):
@@ -244,8 +238,10 @@ class GuardedPartsFactory(PartsFactory):
         self._tier: SteppedTier | None = None
 
     def kind(self, plain: type[Made]) -> type[Made]:
-        """The guarded class of a part that has one."""
+        """The guarded class of a cache, or of a part that has one."""
         guarded: type[Any]
+        if issubclass(plain, Cache):
+            return guarded_operations(plain)
         if plain is StateSlots and self.config.guard is not GuardMode.ON:
             return plain
         for guarded in (
@@ -291,7 +287,6 @@ class GuardedPartsFactory(PartsFactory):
         return made
 
     def ready(self, cache: Cache) -> Guard:
-        cache.__class__ = guarded_operations(type(cache))
         hooks = [
             plugin
             for each in cache.mounted

@@ -89,7 +89,7 @@ class Reserve:
             if its.device is None:
                 continue
             if each.host is not None and each.host_floor is not None:
-                score, level = each.host_queue.score(its.stamp), self.tree.level(its.stamp)
+                score, level = each.host.queue.score(its.stamp), self.tree.level(its.stamp)
                 less = score is not None and score < each.host_floor
                 if level < each.host_level or (level == each.host_level and less):
                     return  # HOST keeps what is worth more

@@ -16,7 +16,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.tree.component import CAUSES, TreeComponent
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
-from kvgraft.types import Direction
+from kvgraft.types import Direction, Tier
 from kvgraft_guard.books import (
     CLEARED,
     EVICTABLE,
@@ -30,9 +30,9 @@ from kvgraft_guard.books import (
 from kvgraft_guard.order import Order
 from kvgraft_guard.tenancy import Tenancy
 
-__all__ = ["MakeRoom", "Rooms"]
+__all__ = ["Evict", "Rooms"]
 
-MakeRoom = Callable[[TreeComponent, int, int | None], bool]
+Evict = Callable[[TreeComponent, Tier, int, int | None], bool]
 """Frees slots of one pool for a tenant until so many are free; whether they are."""
 
 DEMOTED, DELETED, CASCADE = map(CAUSES.index, CAUSES[:3])
@@ -129,13 +129,13 @@ class Rooms:
 
     # -- the two ways to make room
 
-    def ensure_device(
-        self, free: MakeRoom, component: TreeComponent, n_slots: int, tenant: int | None
+    def evict_device(
+        self, evict: Evict, component: TreeComponent, n_slots: int, tenant: int | None
     ) -> bool:
-        """`Evictor.evict_device`, and a check of its effect."""
+        """`Evictor.evict_for` on DEVICE, and a check of its effect."""
         ledger = component.device if tenant is None else component.devices[tenant]
         if not self.active or n_slots <= ledger.room:
-            return free(component, n_slots, tenant)
+            return evict(component, Tier.DEVICE, n_slots, tenant)
         if n_slots > self._needs[component.index]:
             self._raise_not_needed(component, n_slots, self._needs[component.index])
         was = self.books.read()
@@ -147,7 +147,7 @@ class Rooms:
             self._order.begin(component, on_device=True, exact=not self.write_back)
         outside = self.tenancy.begin(component, tenant, on_device=True)
         try:
-            made = free(component, n_slots, tenant)
+            made = evict(component, Tier.DEVICE, n_slots, tenant)
         finally:
             self._inside = self._demoting = False
             self._victims.end()
@@ -167,13 +167,13 @@ class Rooms:
             )
         return made
 
-    def ensure_host(
-        self, free: MakeRoom, component: TreeComponent, n_slots: int, tenant: int | None
+    def evict_host(
+        self, evict: Evict, component: TreeComponent, n_slots: int, tenant: int | None
     ) -> bool:
-        """`Evictor.evict_host`, and a check of its effect."""
+        """`Evictor.evict_for` on HOST, and a check of its effect."""
         ledger = component.host if tenant is None else component.hosts[tenant]
         if not self.active or ledger is None or n_slots <= ledger.room:
-            return free(component, n_slots, tenant)
+            return evict(component, Tier.HOST, n_slots, tenant)
         if not self._host_too:
             self._raise_not_needed(component, n_slots, 0)
         was = self.books.read()
@@ -183,7 +183,7 @@ class Rooms:
             self._order.begin(component, on_device=False, exact=True)
         outside = self.tenancy.begin(component, tenant, on_device=False)
         try:
-            made = free(component, n_slots, tenant)
+            made = evict(component, Tier.HOST, n_slots, tenant)
         finally:
             self._inside = inside
             self._victims.end()

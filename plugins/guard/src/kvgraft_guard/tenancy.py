@@ -13,6 +13,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
+from kvgraft.types import Tier
 from kvgraft_retention.tenants import TenantLedger
 
 __all__ = ["Tenancy", "most_for", "room_for"]
@@ -165,10 +166,10 @@ class Tenancy:
     def _has_candidate(self, room: _Room, tenant: int) -> bool:
         """Whether data of a tenant could go: some is held by pins of data that would go along."""
         component = room.component
-        legal = self.tree.is_device_candidate if room.on_device else self.tree.is_host_candidate
+        tier = Tier.DEVICE if room.on_device else Tier.HOST
         return any(
             node.tenant == tenant
-            and legal(node, component)
+            and self.tree.is_candidate(node, component, tier)
             and not any(self._is_held(node, at, room) for at in component.narrower)
             for node in self.tree.nodes()
         )

@@ -218,12 +218,12 @@ def _kept(
         if not node.start < anchor <= node.end:
             continue
         for component, cell in zip(tree.components, node.cells):
-            for tier, slots, pins, order in (
-                (Tier.DEVICE, cell.device, cell.device_pins, component.device_queue),
-                (Tier.HOST, cell.host, cell.host_pins, component.host_queue),
+            for tier, slots, pins in (
+                (Tier.DEVICE, cell.device, cell.device_pins),
+                (Tier.HOST, cell.host, cell.host_pins),
             ):
                 if slots is not None and cell.stamp >= FIRST_USE:
-                    words, score = ranked(tree, order, cell.stamp)
+                    words, score = ranked(tree, component.pool(tier).queue, cell.stamp)
                     its_class = class_of(cell.stamp)
                     n_copies = sum(_holds(each, component, node, tier) for each in copies)
                     kept = Keeping(component.name, tier, pins > 0, its_class, words, score)

@@ -16,7 +16,7 @@ from kvgraft.tree.keys import expect_namespace
 from kvgraft.tree.ledger import PoolBooks
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Namespaces
+from kvgraft.types import Namespaces, Tier
 from kvgraft_retention.stats import ClearStats
 
 __all__ = ["SLICE", "Sweeper", "clear"]
@@ -165,12 +165,10 @@ class Sweeper:
 
 def _drop(tree: Tree, node: Node) -> None:
     """Drop the data of one node that is nobody's, a canonical copy after what hangs from it."""
-    for component in tree.components:
-        if tree.is_device_candidate(node, component):
-            tree.drop_device(node, component, "cleared")
-    for component in tree.components:
-        if tree.is_host_candidate(node, component):
-            tree.drop_host(node, component, "cleared")
+    for tier in (Tier.DEVICE, Tier.HOST):
+        for component in tree.components:
+            if tree.is_candidate(node, component, tier):
+                tree.drop(node, component, tier, "cleared")
     tree.prune(node)
 
 

@@ -21,8 +21,9 @@ from kvgraft.requests.publishing import BEHIND_TOKENS
 from kvgraft.requests.request import Request
 from kvgraft.requests.tables import NO_SLOT, slot_table, state_number
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.ledger import DEVICE
 from kvgraft.tree.pinning import NO_PAGE, Receipt
-from kvgraft.tree.tree import DEVICE, Tree
+from kvgraft.tree.tree import Tree
 
 __all__ = [
     "NO_EVICT_FIRST",

@@ -387,7 +387,7 @@ class Stepper:
         for component in self.rows.paged:
             n = n_pages * component.slots_per_page
             if n > component.devices[tenant].room:
-                self.evictor.ensure_free(component, n, tenant, n)
+                self.evictor.ensure_promised(component, n, tenant, n)
 
     def _take(self, batch: Batch, fast: Ints) -> None:
         """Slots out of the promises of requests for which nothing else is due."""

@@ -69,8 +69,10 @@ def _candidates(cache: Cache) -> list[CandidateClass]:
     """The eviction candidates by the policy's classes, without left-behind data; O(candidates)."""
     policy, found = cache.tree.policy, list[CandidateClass]()
     for component in cache.tree.components:
-        tiers = ("device", component.device_queue), ("host", component.host_queue)
-        for tier, order in tiers:
+        for pool in (component.device, component.host):
+            if pool is None:
+                continue
+            order = pool.queue
             classes: dict[int, list[tuple[int, float | None]]] = {}
             for stamp, node in order:
                 if stamp >= 0:
@@ -81,7 +83,7 @@ def _candidates(cache: Cache) -> list[CandidateClass]:
                 found.append(
                     {
                         "component": component.name,
-                        "tier": tier,
+                        "tier": pool.name,
                         "use_class": use_class,
                         "words": policy.describe(use_class),
                         "slots": sum(n_slots for n_slots, _ in entries),

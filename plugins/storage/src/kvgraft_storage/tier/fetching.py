@@ -29,6 +29,7 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import Receipt, hold_host, release
+from kvgraft.types import Tier
 from kvgraft_storage import TRANSIENT, Status, StorageTicket
 from kvgraft_storage.keys import HASH_NBYTES
 from kvgraft_storage.tier.arriving import Arrival, arrive
@@ -405,7 +406,7 @@ class Fetch:
             while left > 0:
                 before = host.room
                 wanted = before + min(left, EVICTED_SLOTS)
-                self.context.evictor.ensure_host(component, wanted, self.tip.tenant)
+                self.context.evictor.ensure_free(component, Tier.HOST, wanted, self.tip.tenant)
                 freed = host.room - before
                 if freed <= 0:
                     break

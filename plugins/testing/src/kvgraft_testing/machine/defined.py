@@ -32,12 +32,10 @@ def check_rights(judge: Judge, cache: Cache, now: Snapshot) -> None:
     settings = [cache.config.tenants.get(name, TenantSettings()) for name in names]
     weights = [each.weight for each in settings]
     for component in cache.tree.components if now.shares else ():
-        for tier, ledger, queue in (
-            (Tier.DEVICE, component.device, component.device_queue),
-            (Tier.HOST, component.host, component.host_queue),
-        ):
+        for tier, ledger in ((Tier.DEVICE, component.device), (Tier.HOST, component.host)):
             if ledger is None:
                 continue
+            queue = ledger.queue
             name, shares = component.name, now.shares[component.name, tier.value]
             free = now.books[name, tier.value].free
             for at, (share, part) in enumerate(zip(shares, ledger.parts)):
