@@ -1,8 +1,7 @@
 """Memory of the host that CUDA page-locks where it is.
 
 Torch's allocator for page-locked memory takes powers of two: up to twice what was asked for. Pages
-of the system are large ones where it has some: they are locked sooner, and a copy that jumps in the
-memory of the host finds their addresses more often.
+of the system are large ones where it has some: they are locked sooner.
 """
 
 from __future__ import annotations

@@ -470,7 +470,7 @@ class _Staged(NamedTuple):
         layers: that they belong to.
         slab: the planes.
         on_device, on_host: which rows, those of the host ascending: slabs that follow one another
-            there are one piece, and writes to the host go on at the next address.
+            there are one piece.
     """
 
     layers: Sequence[int]
