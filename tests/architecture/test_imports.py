@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 15_589
+MOST_LINES = 15_586
 """Of the core's source."""
 
 

@@ -293,7 +293,7 @@ def a_backup_without_the_window(put: Patch) -> None:
 
 @breaks("B1", "base")
 def a_backup_below_a_gap(put: Patch) -> None:
-    put.setattr(operations, "parent_on_host", lambda tree, node: True)
+    put.setattr(operations, "parent_on_host", lambda *given, **named: True)
     scene = Scene(host_tokens=64)
     request = scene.loaded(PROMPT, chunk=16)
     while request.computed < request.prompt:

@@ -6,8 +6,7 @@ from typing import Any
 
 from kvgraft import LoadModel, TokenKey, WritePolicy
 from kvgraft import cache as cache_module
-from kvgraft.policies.policy import CLASS_BITS
-from kvgraft.policies.recency import LEFT_BEHIND
+from kvgraft.policies.policy import CLASS_BITS, LEFT_BEHIND
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.components import Account, RequestComponent
 from kvgraft.requests.leases import Leases

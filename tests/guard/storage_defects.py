@@ -8,7 +8,7 @@ from typing import Any
 from kvgraft import Tier, TokenKey
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, hold_host, parts_of
+from kvgraft.tree.pinning import Receipt, hold_host
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 from kvgraft_storage import Status
@@ -20,7 +20,7 @@ from kvgraft_storage.tier.inventory import Inventory, Mask
 from kvgraft_storage.tier.naming import Asked, Naming
 from kvgraft_storage.tier.prefetching import Prefetching
 from kvgraft_storage.tier.slabs import Rows, Slabs
-from kvgraft_storage.tier.storing import Sent, Storing
+from kvgraft_storage.tier.storing import Sent, Storing, parts_of
 from kvgraft_storage.tier.tier import StorageTier
 from kvgraft_testing.storage import MemoryBackend
 

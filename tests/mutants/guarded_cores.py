@@ -844,7 +844,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("I9", "B6", "T7", "B2", "B7"),
         "tree/operations.py",
         (
-            "        and cell.stamp >= FIRST_USE\n"
+            "        and not is_left_behind(cell.stamp)\n"
             "        and cell.host is None\n"
             "        and cell.incoming is None\n"
             "    ]"

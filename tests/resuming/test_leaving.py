@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache, ConfigError, Outcome, TokenKey
+from kvgraft.policies.policy import is_left_behind
 from kvgraft.requests.request import Request
 from kvgraft.types import PointKind
 
@@ -44,7 +45,9 @@ def serve(cache: Cache, tokens: Any, **begin: Any) -> int:
 def left_slots(cache: Cache, component: str) -> int:
     index = cache.tree.component(component).index
     cells = [node.cells[index] for node in cache.tree.nodes()]
-    return sum(len(cell.device) // 4 for cell in cells if cell.device and cell.stamp < 0)
+    return sum(
+        len(cell.device) // 4 for cell in cells if cell.device and is_left_behind(cell.stamp)
+    )
 
 
 def test_data_left_behind_costs_no_promise() -> None:

@@ -8,6 +8,7 @@ import torch
 
 from kvgraft import TokenKey
 from kvgraft.cache import Cache
+from kvgraft.policies.policy import is_left_behind
 from kvgraft.tree import matching
 from kvgraft.types import Tier
 
@@ -53,7 +54,7 @@ def kept_on(cache: Cache, tokens: list[int], component: str) -> list[int]:
     path = matching.follow(cache.tree, node, TokenKey(tokens).data, len(tokens))
     for each in path.nodes:
         cell = each.cells[tree_component.index]
-        if cell.device is not None and cell.stamp >= 0:
+        if cell.device is not None and not is_left_behind(cell.stamp):
             pages = range(each.start, min(each.end, path.end))
             kept += [pages[-1]] if tree_component.is_state else pages
     return kept

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 DEFERRED: Final = Outcome.DEFERRED
 NEVER_FITS: Final = Outcome.NEVER_FITS
 CROWDED: Final = Limited.CROWDED
-"""As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -203,6 +202,9 @@ class Serving:
         Raises:
             LeaseError: another request runs with its key by now.
         """
+        #   [match again] ─► decide ─┬─ fits ──► admitted, or deferred for pages others compute
+        #     ▲                      ├─ short ─► HOST gives way and decide again, or deferred
+        #     └── as a miss, once ◄──┴─ never fits
         self.expect_open()
         request = self.expect(request, LEASED)
         self._expect_free(request.key, "admit")
@@ -331,6 +333,7 @@ class Serving:
             LeaseError: a load-back the request waits for has not ended or has failed, or a number
                 of tokens that is none.
         """
+        #   promised ─► taken       beyond ─► out of headroom, in every pool, or nothing changes
         request = self._expect_changing(request)
         pages = request.pages_short(n_tokens, self.tree.page_size)
         if request.receipt.host_from is not None:

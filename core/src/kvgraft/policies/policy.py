@@ -15,6 +15,12 @@ CLASS_BITS: Final = 8
 
 MAX_CLASSES: Final = 1 << CLASS_BITS
 
+LEFT_BEHIND: Final = 1 << 62
+"""Taken off the stamp of data that a running request left behind, until it is used again (I9)."""
+
+#   used          number of the use │ class                    >= 0, a later use is larger
+#   left behind   the same - LEFT_BEHIND                       < 0: before all others, oldest first
+
 PIECE_TOKENS: Final = 1024
 """Prefixes that are multiples of so many tokens have checksums, see `prefix_sums`."""
 
@@ -22,6 +28,16 @@ PIECE_TOKENS: Final = 1024
 def class_of(stamp: int) -> int:
     """The class of the use that a stamp is of."""
     return stamp & MAX_CLASSES - 1
+
+
+def use_of(stamp: int) -> int:
+    """The number of the use that a stamp is of; each is larger than those before."""
+    return stamp >> CLASS_BITS
+
+
+def is_left_behind(stamp: int) -> bool:
+    """Whether a stamp is of data that was left behind, and that nobody has used since."""
+    return stamp < 0
 
 
 class Hint(str, enum.Enum):

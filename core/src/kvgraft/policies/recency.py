@@ -22,14 +22,6 @@ from kvgraft.policies.policy import Hint, Pool, Use
 MOST_IN_CHUNK: Final = 256
 """Entries; a fuller chunk is cut in two."""
 
-LEFT_BEHIND: Final = 1 << 62
-"""Taken off the stamp of data that a running request left behind (I9). Such stamps are negative:
-they come before all others, and the oldest first among themselves.
-"""
-
-FIRST_USE: Final = 0
-"""Stamps of data that was left behind, and that nobody has used since, are below this."""
-
 
 _untrack = ctypes.pythonapi.PyObject_GC_UnTrack
 _untrack.argtypes = [ctypes.py_object]

@@ -44,10 +44,7 @@ class AccessTracker:
             its_class, use.memo = self.policy.classify(use)
         except Exception as error:
             raise self._failed("classify", error) from error
-        if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
-            raise self._no_class("classify", its_class)
-        request.use_class = self.tree.use_class = its_class
-        request.use_retention = self.tree.use_retention = None
+        self._sort(request, "classify", its_class)
 
     def admitted(self, request: Request) -> None:
         """The request runs: its prompt counts as used, once, also if it is restarted.
@@ -75,22 +72,19 @@ class AccessTracker:
             its_class = self.policy.finished(self._use(request), self.tree.clock, hint)
         except Exception as error:
             raise self._failed("finished", error) from error
-        if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
-            raise self._no_class("finished", its_class)
-        request.use_class = self.tree.use_class = its_class
-        request.use_retention = self.tree.use_retention = None
+        self._sort(request, "finished", its_class)
 
     def _failed(self, call: str, error: Exception) -> ContractViolation:
         said = f"policy {self.policy.name!r}: `{call}` raised {type(error).__name__}: {error}"
         return ContractViolation("P5", None, said)
 
-    def _no_class(self, call: str, its_class: object) -> ContractViolation:
-        return ContractViolation(
-            "K1",
-            None,
-            f"policy {self.policy.name!r}: `{call}` gives class {its_class!r:.40}; "
-            f"give an int from 0 to {MAX_CLASSES - 1}",
-        )
+    def _sort(self, request: Request, call: str, its_class: Any) -> None:
+        """Use the class that the policy gave for all that the request uses from now on."""
+        if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
+            said = f"gives class {its_class!r:.40}; give an int from 0 to {MAX_CLASSES - 1}"
+            raise ContractViolation("K1", None, f"policy {self.policy.name!r}: `{call}` {said}")
+        request.use_class = self.tree.use_class = its_class
+        request.use_retention = self.tree.use_retention = None
 
     def _use(self, request: Request) -> Use:
         """The request's use as it is by now: its key may have been cut, its prompt have grown."""

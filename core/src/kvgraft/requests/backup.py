@@ -74,11 +74,11 @@ class Backups:
             components = operations.needs_backup(self.tree, node)
             if not components:
                 continue
-            if not operations.may_back_up(self.tree, node):
+            if not operations.parent_on_host(self.tree, node, or_coming=True):
                 return
             operation = operations.begin_backup(self.tree, node, components)
             if operation is None and self._ensure_free(node, components):
-                if not operations.may_back_up(self.tree, node):
+                if not operations.parent_on_host(self.tree, node, or_coming=True):
                     return  # the room came from data above
                 operation = operations.begin_backup(self.tree, node, components)
             if operation is None:

@@ -27,6 +27,8 @@ def needed_between(
 
     In order and disjoint.
     """
+    #   [b1 - w ─── b1)    [b2 - w ─── b2)          a window w at boundaries b1 < b2 < b3:
+    #                             [b3 - w ─── b3)   spans that touch are one
     merged: list[Span] = []
     window = component.window_pages
     if window is not None:

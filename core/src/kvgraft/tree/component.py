@@ -19,8 +19,8 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
-from kvgraft.policies.policy import Order
-from kvgraft.policies.recency import FIRST_USE, RecencyQueue
+from kvgraft.policies.policy import Order, is_left_behind
+from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import DEVICE, HOST, Ledger, PoolBooks
 from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
@@ -182,7 +182,7 @@ class Candidates:
     def _line(self, node: Node, cell: Cell) -> _Line:
         """Where a node belongs by now."""
         stamp, lifetimes, lines = cell.stamp, self._tree.lifetimes, self._lines[node.tenant]
-        if stamp < FIRST_USE:
+        if is_left_behind(stamp):
             return lines[LEFT]
         level = 0 if lifetimes is None else lifetimes.priority(stamp)
         line = lines.get(level)

@@ -254,6 +254,9 @@ def is_admitted(tree: Tree, victim: Victim, component: TreeComponent) -> bool:
 
 def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
     """Free one node's HOST cells: everything at a leaf, else the component and narrower ones."""
+    #                        wider   the component   narrower, but canonical copies    (E5)
+    #   inside, or one held  stay    leaves          leave, all or none
+    #   at a leaf            leave   leaves          leave, canonical copies too
     of_another = tree.for_tenant is not None and node.tenant != tree.for_tenant
     if of_another:
         _keep_guaranteed(tree, node, component, HOST)
@@ -311,6 +314,8 @@ def drop_unreachable(tree: Tree, node: Node) -> None:
     Nothing below can be resumed from: cells of narrower components on the node, and everything
     under it. Unpinned by T6; the cost is that of the cells dropped.
     """
+    #   root ── all there ── node: a prefix-closed component has none, on no tier, nor on its way
+    #                         └── what lies below: nobody can resume from it
     if not tree.prefix_closed or node.parent is None:
         return
     for component in tree.prefix_closed:

@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
-from kvgraft.policies.recency import FIRST_USE, LEFT_BEHIND
+from kvgraft.policies.policy import LEFT_BEHIND, is_left_behind
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
@@ -246,6 +246,8 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
     A node for every few pages would make deep trees. The leaf grows while it is short, only its
     own request holds it, nothing of it was copied, and every component goes on as it does there.
     """
+    #   leaf [......end) + [end......stop)     stop: where an offer begins or ends, or has a state
+    # A cell with data gets the offer's, one without stays without: private -> pinned or evictable.
     start = leaf.end
     if leaf.parent is None or leaf.receipts != 1 or leaf.operations is not None:
         return
@@ -260,7 +262,7 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
         run = next((run for run in holding.runs if run.first <= start < run.end), None)
         alike = (run is None) is (cell.device is None)
         if run is not None and alike:
-            alike = run.host is None and run.is_left is (cell.stamp < FIRST_USE)
+            alike = run.host is None and run.is_left is is_left_behind(cell.stamp)
             parts.append((component, run.cut(start, stop)))
         if cell.device_pins and not component.is_prefix_closed:
             alike = False
@@ -285,7 +287,7 @@ def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node
     adopted = [
         holding
         for component, cell, holding in zip(tree.components, child.cells, holdings)
-        if cell.device is None or cell.stamp < FIRST_USE or component.is_state
+        if cell.device is None or is_left_behind(cell.stamp) or component.is_state
     ]
     points = _breakpoints(child.start, child.end, adopted)
     return tree.split(child, min(points)) if points else child

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 DEVICE: Final = Tier.DEVICE
 HOST: Final = Tier.HOST
-"""As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 
 class SlotOwner(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvgraft.policies.recency import FIRST_USE
+from kvgraft.policies.policy import is_left_behind
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import drop_unreachable
@@ -112,7 +112,7 @@ def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
         for component in tree.components
         if component.host is not None
         and (cell := node.cells[component.index]).device is not None
-        and cell.stamp >= FIRST_USE
+        and not is_left_behind(cell.stamp)
         and cell.host is None
         and cell.incoming is None
     ]
@@ -363,29 +363,17 @@ def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool)
     return all(node.cells[index].device is not None for index in component.depends_on)
 
 
-def parent_on_host(tree: Tree, node: Node) -> bool:
-    """Whether HOST data may hang below the node's parent (B1)."""
-    parent = node.parent
-    if parent is None or parent.parent is None or not tree.prefix_closed_host:
-        return True
-    return all(
-        parent.cells[component.index].host is not None
-        for component in tree.prefix_closed
-        if component.host is not None
-    )
-
-
-def may_back_up(tree: Tree, node: Node) -> bool:
+def parent_on_host(tree: Tree, node: Node, *, or_coming: bool = False) -> bool:
     """Whether the data above the node is on HOST, or on its way there (B1)."""
     parent = node.parent
     if parent is None or parent.parent is None or not tree.prefix_closed_host:
         return True
-    for component in tree.prefix_closed:
-        cell = parent.cells[component.index]
-        coming = cell.incoming is not None and cell.incoming.to_host
-        if component.host is not None and cell.host is None and not coming:
-            return False
-    return True
+    cells = [
+        parent.cells[component.index]
+        for component in tree.prefix_closed
+        if component.host is not None
+    ]
+    return all(cell.is_backed if or_coming else cell.host is not None for cell in cells)
 
 
 def abort(tree: Tree, operation: Operation) -> None:

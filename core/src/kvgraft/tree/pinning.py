@@ -350,6 +350,8 @@ def _pin_state(component: TreeComponent, anchor: Node, stamp: int) -> int:
 
 def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, stamp: int) -> int:
     """Pin a span from `anchor` upwards; slots that stopped being evictable."""
+    #   root ── ... ──[low ──────── high)── ... ── anchor     nodes are cut at low and high
+    # Each cell in between counts one pin more; slots of those that had none: evictable -> pinned.
     index = component.index
     low, high = span
     moved = 0
@@ -398,6 +400,7 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
 
 def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Span, ...]) -> None:
     """Undo pins on DEVICE over `segment`; cells that became evictable are entered as candidates."""
+    #   last pin of a cell with data:  pinned -> evictable, and a candidate where it is the lowest
     index = component.index
     moved = 0
     deepest: Node | None = None
@@ -447,6 +450,7 @@ def pin_host(
     step: int,
 ) -> None:
     """Add `step` HOST pins over `segment` from page `host_from` on."""
+    #   first pin of a cell with data:  evictable -> pinned        last one gone:  back
     index = component.index
     moved = 0
     nodes: list[Node] = []
@@ -517,14 +521,3 @@ def _needed(component: TreeComponent, node: Node, boundary: int) -> tuple[Span, 
         return component.segment_at(boundary) if node.end == boundary else ()
     reach = component.segment_at(boundary)
     return whole_nodes(node, common_pages(reach, (Span(0, node.end),)))
-
-
-def parts_of(node: Node, start: int) -> list[Node]:
-    """The parts of a split node that began at page `start`, root first; none if it is gone."""
-    parts: list[Node] = []
-    part: Node | None = node
-    while part is not None and part.parent is not None and part.end > start:
-        parts.append(part)
-        part = part.parent
-    parts.reverse()
-    return parts

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, ContractViolation
-from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy
-from kvgraft.policies.recency import FIRST_USE, LeastRecentlyUsed
+from kvgraft.policies.policy import CLASS_BITS, EvictionPolicy, is_left_behind
+from kvgraft.policies.recency import LeastRecentlyUsed
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, ComponentShape, TreeComponent, ordered
 from kvgraft.tree.keys import TOKEN_BYTES
@@ -401,6 +401,8 @@ class Tree:
             source: the tier that it was copied from; None if it was computed.
             grown_from: the first of the pages that a leaf grew by in place, if it did.
         """
+        #   the caller's slots -> pinned where the cell is, else evictable
+        #   live of a node = own cells with data + live children: from 0 to 1 its parent gains one
         cell = node.cells[component.index]
         on_device = tier is DEVICE
         ledger = (component.devices if on_device else component.hosts)[node.tenant]
@@ -452,7 +454,7 @@ class Tree:
 
     def touch(self, node: Node, component: TreeComponent) -> None:
         """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""
-        was_left = node.cells[component.index].stamp < FIRST_USE
+        was_left = is_left_behind(node.cells[component.index].stamp)
         component.restamp(node, self.clock)
         if was_left and self.is_candidate(node, component, DEVICE):
             component.queue_device(node)

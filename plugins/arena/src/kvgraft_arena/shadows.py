@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from kvgraft.policies.policy import is_left_behind
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
 from kvgraft.tree import matching
@@ -192,7 +193,7 @@ class Shadows(TreeObserver):
     def _resumes(self, node: Node, component: TreeComponent, tier: Tier) -> bool:
         """Whether requests could resume at the end of `node`, which `component` leaves."""
         if not component.is_prefix_closed:
-            return node.cells[component.index].stamp >= 0
+            return not is_left_behind(node.cells[component.index].stamp)
         return all(_slots(cell, tier) is not None for cell in node.cells)
 
     def _name(self, node: Node) -> int:

@@ -16,6 +16,7 @@ from typing import Any, Final
 from kvgraft.compiled import mypyc_attr
 from kvgraft.policies.policy import (
     CLASS_BITS,
+    LEFT_BEHIND,
     MAX_CLASSES,
     PIECE_TOKENS,
     Hint,
@@ -25,7 +26,7 @@ from kvgraft.policies.policy import (
     class_of,
     prefix_sums,
 )
-from kvgraft.policies.recency import LEFT_BEHIND, RecencyQueue
+from kvgraft.policies.recency import RecencyQueue
 from kvgraft.types import Tier
 from kvgraft_density.learning import N_BINS, OLDEST, YOUNGEST, Prefixes, Rates, Visit, bin_of
 

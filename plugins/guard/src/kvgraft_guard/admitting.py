@@ -8,7 +8,7 @@ from typing import Any
 from kvgraft.admission.decision import Decision, Outcome, pages_up
 from kvgraft.errors import ContractViolation
 from kvgraft.policies import Hint
-from kvgraft.policies.policy import CLASS_BITS
+from kvgraft.policies.policy import use_of
 from kvgraft.requests.request import ADMITTED, LEASED, Request
 from kvgraft.requests.resume_points import resume_pages
 from kvgraft.transfers import Fence
@@ -79,7 +79,7 @@ class Admitting:
             "T7",
             None,
             f"a request that asks for {wanted or 'no priority'} uses its data as {term}: other "
-            f"data leaves before or after it, at use {self.tree.clock >> CLASS_BITS}",
+            f"data leaves before or after it, at use {use_of(self.tree.clock)}",
         )
 
     def _check_asked(self, request: Request, resume_at: int | Sequence[int] | None) -> None:

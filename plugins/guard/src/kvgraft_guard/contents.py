@@ -17,6 +17,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.pools import Component
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.request import Request
+from kvgraft.requests.tables import state_number
 from kvgraft.transfers import PlaneCopy, Transfer
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
@@ -76,7 +77,7 @@ class Contents:
             self._kept.pop((tier, component.index, each), None)
         if self.cache.journal.fence is not None or component.home_is_host or not slots:
             return
-        slot = int.from_bytes(slots[:SLOT_BYTES], "little")
+        slot = state_number(slots[:SLOT_BYTES])
         found = self._sum(tier, component, slot)
         if found is not None:
             self._kept[tier, component.index, slot] = found
@@ -110,7 +111,7 @@ class Contents:
             node, left = node.parent, left - 1
 
     def _check_row(self, tier: Tier, node: Node, component: TreeComponent, slots: bytes) -> None:
-        slot = int.from_bytes(slots[:SLOT_BYTES], "little")
+        slot = state_number(slots[:SLOT_BYTES])
         kept = self._kept.get((tier, component.index, slot))
         if kept is not None and kept != self._sum(tier, component, slot):
             raise ContractViolation(

@@ -9,6 +9,7 @@ from typing import cast
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
+from kvgraft.policies.policy import is_left_behind
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.pools.component import PlaneCopy
 from kvgraft.transfers import Fence, Ticket, Transfer, TransferEngine
@@ -74,7 +75,7 @@ class Moves:
         """A cell is to give up its DEVICE slots: note whether HOST has its data, or gets it."""
         cell = node.cells[component.index]
         # Left behind and used by nobody since, it is not worth a copy (I9).
-        self._left.append((node, component, cell.is_backed or cell.stamp < 0))
+        self._left.append((node, component, cell.is_backed or is_left_behind(cell.stamp)))
 
     def submit(
         self,
@@ -293,7 +294,8 @@ class Moves:
             if filled is not None and component.index not in filled.narrower:
                 continue
             cell = node.cells[component.index]
-            mirrored = component.host is not None and cell.device is not None and cell.stamp >= 0
+            mirrored = component.host is not None and cell.device is not None
+            mirrored = mirrored and not is_left_behind(cell.stamp)
             if mirrored and cell.host is None and cell.incoming is None:
                 raise ContractViolation(
                     "B2", component.name, f"{node!r} is backed up without this component's data"

@@ -11,7 +11,7 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from kvgraft.errors import ContractViolation
-from kvgraft.policies.policy import CLASS_BITS
+from kvgraft.policies.policy import is_left_behind, use_of
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.tree.component import EXPIRED, Candidates, TreeComponent
 from kvgraft.tree.node import CLEAN, DOUBLE, Node
@@ -255,7 +255,7 @@ class Order:
 
     def _ranked(self, component: TreeComponent, stamp: int) -> _Rank:
         """The rank of data with a stamp; what was left behind leaves before all other (I9)."""
-        if stamp < 0:
+        if is_left_behind(stamp):
             return -inf, 0.0, stamp
         level = self.tree.level(stamp)
         if level == EXPIRED:
@@ -319,15 +319,15 @@ class Order:
             raise ContractViolation(
                 "T7",
                 component.name,
-                f"{node!r}, used at {stamp >> CLASS_BITS}, is evicted before {first[3]!r}, {ahead}",
+                f"{node!r}, used at {use_of(stamp)}, is evicted before {first[3]!r}, {ahead}",
             )
         if other < 0 and self._on_device:
+            use = "left behind later" if is_left_behind(stamp) else "used"
             raise ContractViolation(
                 "I9",
                 component.name,
-                f"{node!r}, which is {'used' if stamp >= 0 else 'left behind later'}, is "
-                f"evicted before {first[3]!r}, left behind "
-                f"{stamp - other >> CLASS_BITS} earlier",
+                f"{node!r}, which is {use}, is evicted before {first[3]!r}, left behind "
+                f"{use_of(stamp - other)} earlier",
             )
         scores = "", ""
         if level != rank[0]:
@@ -337,9 +337,9 @@ class Order:
         raise ContractViolation(
             "T7",
             component.name,
-            f"{node!r}, used at {stamp >> CLASS_BITS}{scores[0]}, is evicted from "
+            f"{node!r}, used at {use_of(stamp)}{scores[0]}, is evicted from "
             f"{'DEVICE' if self._on_device else 'HOST'} before {first[3]!r}, used at "
-            f"{other >> CLASS_BITS}{scores[1]}, under the policy {self.tree.policy.name!r}",
+            f"{use_of(other)}{scores[1]}, under the policy {self.tree.policy.name!r}",
         )
 
     def _check_along(

@@ -24,6 +24,7 @@ from kvgraft.requests.backup import CleanReserve
 from kvgraft.requests.eviction import Evictor
 from kvgraft.requests.request import Request
 from kvgraft.requests.slots import StateSlots
+from kvgraft.requests.tables import state_number
 from kvgraft.transfers import Fence, Journal, Transfer
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES
@@ -163,7 +164,7 @@ class GuardedStateSlots(StateSlots):
             if part.live is not None and device.device.type != "meta":
                 for lanes in device.lanes:
                     ones = -1 if lanes.dtype.is_signed else 255
-                    lanes[int.from_bytes(part.live, "little")] = ones
+                    lanes[state_number(part.live)] = ones
 
 
 class GuardedStepper(_Guarded, Stepper):

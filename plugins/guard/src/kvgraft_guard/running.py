@@ -8,6 +8,7 @@ from typing import Any
 from kvgraft.errors import ContractViolation
 from kvgraft.requests.components import Due
 from kvgraft.requests.request import ADMITTED, Request
+from kvgraft.requests.tables import state_number
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Direction, Tier
@@ -223,7 +224,7 @@ class Running:
             raise ContractViolation(
                 "M8",
                 component.name,
-                f"the request writes to state {int.from_bytes(states.live, 'little')}, which "
+                f"the request writes to state {state_number(states.live)}, which "
                 f"{request.receipt.anchor!r} holds for others",
             )
 

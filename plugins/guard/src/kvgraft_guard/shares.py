@@ -15,10 +15,12 @@ import numpy.typing as npt
 from kvgraft.cache import Cache
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation
+from kvgraft.policies.policy import is_left_behind
 from kvgraft.pools import DevicePool
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.requests.components import DECODED, Due
 from kvgraft.requests.request import CLOSED, Request
+from kvgraft.requests.tables import state_number
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft_guard.hooks import HookGuard
@@ -526,7 +528,7 @@ class Shares:
                 for component, cell in zip(self.tree.components, node.cells)
                 if component.host is not None
                 and cell.device is not None
-                and cell.stamp >= 0
+                and not is_left_behind(cell.stamp)
                 and cell.host is None
                 and cell.incoming is None
             ]
@@ -709,7 +711,7 @@ class Shares:
     ) -> None:
         if not self.cache.config.payload:
             return
-        read, into = (int.from_bytes(slot, "little") for slot in (source, copy))
+        read, into = (state_number(slot) for slot in (source, copy))
         for spec, lanes in zip(pool.specs, pool.lanes):
             if not bool((lanes[read] == lanes[into]).all()):
                 raise ContractViolation(

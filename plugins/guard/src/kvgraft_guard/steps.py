@@ -16,6 +16,7 @@ import numpy.typing as npt
 from kvgraft.errors import ContractViolation
 from kvgraft.parts import Step
 from kvgraft.requests.request import Request
+from kvgraft.requests.tables import state_number
 from kvgraft.tree.component import TreeComponent
 from kvgraft_guard.watched import Watched
 from kvgraft_scheduling.rows import Rows
@@ -243,7 +244,7 @@ class Steps:
             told = step.state_slots[component.name].tolist()
             for request, slot in zip(step.requests, told):
                 part = request.state_component(component.index)
-                live = -1 if part is None or part.live is None else _number(part.live)
+                live = -1 if part is None or part.live is None else state_number(part.live)
                 if slot != live:
                     self._raise(request, f"{component.name!r}: state {slot} is told, not {live}")
 
@@ -278,7 +279,3 @@ class Steps:
             mirror = self._mirrors[component.name] = table.copy()
         mirror.reshape(-1)[changes.places.numpy()] = changes.slots.numpy()
         return mirror
-
-
-def _number(slot: bytes) -> int:
-    return int.from_bytes(slot, "little")

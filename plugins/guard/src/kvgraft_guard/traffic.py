@@ -19,7 +19,7 @@ import numpy.typing as npt
 from kvgraft.errors import ContractViolation
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, parts_of
+from kvgraft.tree.pinning import Receipt
 from kvgraft_guard.paths import deepest, look
 from kvgraft_storage import Address, Status, Storage, StorageTicket
 from kvgraft_storage.keys import PageChain
@@ -28,7 +28,7 @@ from kvgraft_storage.tier.fetching import Fetch
 from kvgraft_storage.tier.naming import labels
 from kvgraft_storage.tier.prefetching import Prefetching
 from kvgraft_storage.tier.slabs import Rows
-from kvgraft_storage.tier.storing import Sent, Storing
+from kvgraft_storage.tier.storing import Sent, Storing, parts_of
 
 if TYPE_CHECKING:
     from kvgraft_storage.tier import StorageTier

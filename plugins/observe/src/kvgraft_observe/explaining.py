@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kvgraft.errors import ContractViolation
-from kvgraft.policies.policy import class_of
-from kvgraft.policies.recency import FIRST_USE
+from kvgraft.policies.policy import class_of, is_left_behind
 from kvgraft.tree import matching
 from kvgraft.tree.component import Candidates, TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -222,7 +221,7 @@ def _kept(
                 (Tier.DEVICE, cell.device, cell.device_pins),
                 (Tier.HOST, cell.host, cell.host_pins),
             ):
-                if slots is not None and cell.stamp >= FIRST_USE:
+                if slots is not None and not is_left_behind(cell.stamp):
                     words, score = ranked(tree, component.pool(tier).queue, cell.stamp)
                     its_class = class_of(cell.stamp)
                     n_copies = sum(_holds(each, component, node, tier) for each in copies)

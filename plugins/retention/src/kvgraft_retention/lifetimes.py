@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kvgraft.errors import ConfigError
-from kvgraft.policies.policy import CLASS_BITS
+from kvgraft.policies.policy import use_of
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import EXPIRED
 from kvgraft.tree.tree import Tree
@@ -56,13 +56,13 @@ class Lifetimes:
 
     def note(self, stamp: int, retention: Retention) -> None:
         """A use has a retention; O(1), amortised over the data there is."""
-        self._retentions[stamp >> CLASS_BITS] = retention
+        self._retentions[use_of(stamp)] = retention
         if len(self._retentions) > self._most:
             self._forget()
 
     def of(self, stamp: int) -> Retention | None:
         """The retention of the use that a stamp is of; None if it has none."""
-        return self._retentions.get(stamp >> CLASS_BITS)
+        return self._retentions.get(use_of(stamp))
 
     def level(self, stamp: int) -> int:
         """The level of data with a stamp: its priority, or `EXPIRED`."""
@@ -90,8 +90,8 @@ class Lifetimes:
     def _forget(self) -> None:
         """Forget retentions of uses that no data is of."""
         tree = self._tree
-        used = {cell.stamp >> CLASS_BITS for node in tree.nodes() for cell in node.cells}
-        used.add(tree.clock >> CLASS_BITS)
+        used = {use_of(cell.stamp) for node in tree.nodes() for cell in node.cells}
+        used.add(use_of(tree.clock))
         self._retentions = {use: each for use, each in self._retentions.items() if use in used}
         self._most = max(FEWEST_RETENTIONS, 2 * len(self._retentions))
 

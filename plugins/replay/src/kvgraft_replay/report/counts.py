@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvgraft.cache import Cache
-from kvgraft.policies.policy import class_of
+from kvgraft.policies.policy import class_of, is_left_behind
 from kvgraft.types import PointKind
 from kvgraft_replay.report.schema import (
     CacheCounts,
@@ -75,7 +75,7 @@ def _candidates(cache: Cache) -> list[CandidateClass]:
             order = pool.queue
             classes: dict[int, list[tuple[int, float | None]]] = {}
             for stamp, node in order:
-                if stamp >= 0:
+                if not is_left_behind(stamp):
                     entries = classes.setdefault(class_of(stamp), [])
                     entries.append((component.n_slots(node), order.score(stamp)))
             for use_class, entries in sorted(classes.items()):
@@ -108,7 +108,10 @@ def _point_counts(cache: Cache) -> PointCounts | None:
             cell = node.cells[component.index]
             if cell.device is not None:
                 of = slots[component.name]
-                of["left_behind" if cell.stamp < 0 else "kept"] += component.n_slots(node)
+                if is_left_behind(cell.stamp):
+                    of["left_behind"] += component.n_slots(node)
+                else:
+                    of["kept"] += component.n_slots(node)
     return {
         "made": _by_kind(points.made),
         "skipped": _by_kind(points.skipped),

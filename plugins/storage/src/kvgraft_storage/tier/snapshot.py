@@ -18,6 +18,7 @@ from typing import NamedTuple
 import xxhash
 
 from kvgraft.errors import SnapshotError
+from kvgraft.policies.policy import is_left_behind
 from kvgraft.tree.keys import NAMESPACE_DEPTH, TOKEN_BYTES, TokenKey
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
@@ -208,7 +209,7 @@ def _boundaries(namespaces: Sequence[_Namespace], page_size: int) -> list[Bounda
                 raise _RefusedError(f"is damaged (node {number} stands there twice)")
             siblings.add((parent, tokens[:page_nbytes]))
             lengths.append(lengths[parent] + len(tokens) // page_nbytes)
-            if stamp >= 0:
+            if not is_left_behind(stamp):
                 found.append((stamp, Boundary(space, number, lengths[-1])))
     # of one age the longest first: nodes above come with it
     found.sort(key=lambda each: (-each[0], -each[1].pages))

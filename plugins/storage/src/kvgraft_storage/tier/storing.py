@@ -14,7 +14,7 @@ import numpy.typing as npt
 from kvgraft.errors import ConfigError
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.node import Node
-from kvgraft.tree.pinning import Receipt, hold_host, parts_of, release
+from kvgraft.tree.pinning import Receipt, hold_host, release
 from kvgraft.tree.tree import TreeObserver
 from kvgraft.types import Tier
 from kvgraft_storage import TRANSIENT, Access, BreakerState, Status, StorageTicket
@@ -23,7 +23,7 @@ from kvgraft_storage.settings import StorageSettings, StorePolicy
 from kvgraft_storage.tier.context import TierContext
 from kvgraft_storage.tier.prefix_probe import Allowance, PrefixProbe, probe_prefix
 
-__all__ = ["Sent", "Storing"]
+__all__ = ["Sent", "Storing", "parts_of"]
 
 HOST = Tier.HOST
 
@@ -569,3 +569,14 @@ def _root(node: Node) -> Node:
     while node.parent is not None:
         node = node.parent
     return node
+
+
+def parts_of(node: Node, start: int) -> list[Node]:
+    """The parts of a split node that began at page `start`, root first; none if it is gone."""
+    parts: list[Node] = []
+    part: Node | None = node
+    while part is not None and part.parent is not None and part.end > start:
+        parts.append(part)
+        part = part.parent
+    parts.reverse()
+    return parts

@@ -52,7 +52,7 @@ def _served(cache: Cache, tokens: range, ending: str) -> Request | None:
 def a_hit_leaves_the_canonical_copy_where_it_is(subject: Subject) -> None:
     mounted = subject.mount(subject.page_size)
     component = mounted.component
-    slot = (0).to_bytes(4, "little")
+    slot = bytes(4)
     copies = copies_for(mounted, TransferQuery(Direction.LOAD_BACK, slot, slot))
     targets = {copy.target.data_ptr() for copy in copies}
     own = {lanes.data_ptr() for lanes in component.device.lanes}

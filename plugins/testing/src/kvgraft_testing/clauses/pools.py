@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import product
 
 import torch
@@ -239,7 +240,7 @@ def _copy_states(
 
 
 def _slots(numbers: list[int]) -> bytes:
-    return b"".join(number.to_bytes(SLOT_BYTES, "little") for number in numbers)
+    return b"".join(number.to_bytes(SLOT_BYTES, sys.byteorder) for number in numbers)
 
 
 def _refuses_copies(subject: Subject) -> str | None:
