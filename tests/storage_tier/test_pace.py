@@ -105,6 +105,26 @@ def test_a_prefetch_hashes_a_long_prompt_bit_by_bit(hashed: Counter[tuple[bytes,
     assert set(hashed.values()) == {1}
 
 
+def test_a_poll_says_whether_the_next_one_would_go_on() -> None:
+    """An engine that has nothing else to do polls again at once, or waits for the store."""
+    shelf = Shelf()
+    shelf.gate.clear()
+    with stepping(FULL, shelf) as cache:
+        tier = tier_of(cache)
+        prefetch = tier.prefetch(TokenKey(range(1801)))
+        tier.poll()
+        n_polls, busy = 1, tier.busy
+        while tier.busy:
+            tier.poll()
+            n_polls += 1
+        assert busy
+        assert n_polls > 2  # its pages are named step by step; then the store is asked
+        shelf.gate.set()
+        until(lambda: prefetch.ended, cache)
+        tier.poll()
+        assert not tier.busy
+
+
 def test_prompts_that_are_nowhere_share_the_hashes_of_their_common_prefix(
     hashed: Counter[tuple[bytes, bytes]],
 ) -> None:

@@ -67,9 +67,11 @@ class StorageTier(Protocol):
     """The tier behind HOST, `Cache.storage`: part `storage`.
 
     Attributes:
+        busy: whether the last `poll` ended for want of time: the next one need not be waited for.
         on_prefetch: is called with every prefetch that starts; None for nobody.
     """
 
+    busy: bool
     on_prefetch: Callable[[Any], object] | None
 
     @property
@@ -101,10 +103,7 @@ class StorageTier(Protocol):
         """A copy of what it counted."""
 
     def ask_store(self, timeout_s: float) -> Any:
-        """The content of the store, as it says itself; None without an answer in so many seconds.
-
-        An object with `n_records` and `nbytes`.
-        """
+        """The store's own `n_records` and `nbytes`; None without an answer in so many seconds."""
 
     # the cache's calls
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import wraps
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -71,14 +72,16 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
                 model(**first)
                 tokens = kwargs["input_ids"]
         memory.running = cache
-        cache.begin(tokens)
+        with _kept():
+            cache.begin(tokens)
         return args, kwargs
 
     def after(_: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         cache, memory.running = mine(kwargs), None
         if cache is None:
             return
-        cache.end()
+        with _kept():
+            cache.end()
         errors = [each.error for each in cache.sessions if each.error is not None]
         if errors and len(cache.sessions) == 1:
             raise errors[0]
@@ -95,6 +98,13 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
             handle.remove()
 
     return undo
+
+
+@contextmanager
+def _kept() -> Iterator[None]:
+    """Tensors made here can be written to later, in and out of inference mode."""
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def watch_generate(model: PreTrainedModel) -> Callable[[], None]:

@@ -252,7 +252,8 @@ class ModelMemory:
         prefetch = self.prefetch(key)
         try:
             while prefetch is not None and not prefetch.ready:
-                time.sleep(FETCH_STEP_S)
+                if not self.cache.storage.busy:
+                    time.sleep(FETCH_STEP_S)
                 self.cache.poll()
         except BaseException:
             if prefetch is not None:

@@ -105,6 +105,7 @@ class StorageTier:
         storing: nodes on their way to the store.
         prefetching: prefixes on their way back.
         touching: tells the store which pages are used while DEVICE or HOST serves them.
+        busy: whether the last `poll` ended for want of time: the next one need not be waited for.
         on_prefetch: called with every prefetch of a queued request that starts; None for nobody.
 
     Raises:
@@ -127,6 +128,7 @@ class StorageTier:
         requests: Mapping[int, Request] = NOBODY,
     ) -> None:
         self.tree = tree
+        self.busy = False
         self.pace = pace or Pace()
         self.settings = settings
         self.fingerprint = fingerprint_of(settings, tree, mounted)
@@ -304,7 +306,7 @@ class StorageTier:
 
         Prefetches, writes and touches have a step in turn, and prefetches among themselves.
         """
-        time = self.pace.slice()
+        time, self.busy = self.pace.slice(), False
         self.client.poll()
         if self._clearing is not None and self._clearing.done:
             self._clearing = None
@@ -320,6 +322,7 @@ class StorageTier:
             if not step():
                 n_idle += 1
             elif time.spent:
+                self.busy = True
                 return
             else:
                 n_idle = 0

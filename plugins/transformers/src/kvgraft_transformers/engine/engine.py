@@ -263,7 +263,8 @@ class Engine:
         cache = self._cache_for(group)
         arguments = {**cache.inputs(n_new), self._argument: cache, **self._last_only}
         try:
-            with torch.no_grad(), attention_of_pass(self.memory):
+            # a tenth less for each call of an operator, of which passes have thousands
+            with torch.inference_mode(), attention_of_pass(self.memory):
                 output = self.model(use_cache=True, **arguments)
         except PassError as error:  # computed, and the cache cannot take the tokens of some
             output = error.output
@@ -375,7 +376,9 @@ class Engine:
                 if not transfer.ended:
                     transfer.ticket.wait(LOAD_BACK_WAIT_S)
                     return
-        time.sleep(PAUSE_S)
+        storage = self.memory.cache.storage
+        if not (storage and storage.busy):
+            time.sleep(PAUSE_S)
 
 
 def _end_tokens(model: PreTrainedModel) -> frozenset[int]:
