@@ -42,8 +42,8 @@ def steps(scene: Scene, requests: Sequence[Request], n: int) -> None:
 def tokens_of_a_step_that_are_written_elsewhere(put: Patch) -> None:
     mapping = Stepper._slot_mapping
 
-    def shifted(self: Stepper, rows: Any, length: Any, n_tokens: int) -> dict[str, torch.Tensor]:
-        return {name: each + 1 for name, each in mapping(self, rows, length, n_tokens).items()}
+    def shifted(self: Stepper, *given: Any) -> dict[str, torch.Tensor]:
+        return {name: each + 1 for name, each in mapping(self, *given).items()}
 
     scene = Scene(plain=True)
     requests = decoding(scene)

@@ -211,7 +211,8 @@ class Cache(Serving, metaclass=MadeOfParts):
         self.expect_open()
         if self.tracers is not None:
             self.tracers.notify("beginning", key)
-        request = Request(key, prompt, prompt + reserve, chunk, self.mark)
+        total = prompt + reserve + (self.config.max_drafts if reserve else 0)
+        request = Request(key, prompt, total, chunk, self.mark)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         if hint is not None:
@@ -262,7 +263,7 @@ class Cache(Serving, metaclass=MadeOfParts):
         key = copy(request.key)
         key.extend(tokens)
         if reserve is None:
-            reserve = max(0, request.total - key.n_tokens)
+            reserve = max(0, request.total - self.config.max_drafts - key.n_tokens)
         else:
             reserve = expect_count("fork: reserve", reserve)
         self._expect_length("fork", key.n_tokens)
@@ -341,20 +342,19 @@ class Cache(Serving, metaclass=MadeOfParts):
         tokens: object = None,
         *,
         n_tokens: int = 1,
+        n_drafts: int = 0,
         n_computed: object = None,
         fence: Fence | None = None,
     ) -> Step:
         """Take running requests from one pass of the model to the next, all together.
 
-        The same as, for each of them: `computed` with the tokens that the last step gave slots to,
-        then `allocate(n_tokens)`, and where that has room `key.extend` with its new tokens. A
-        request gets the slots of all components or none, and is then among `refused`, its key as it
-        was; that its last tokens were computed is noted all the same.
+        For each of them: `computed` with the tokens that the last step gave slots to, `allocate`,
+        and where that has room `key.extend` with its new tokens. A request gets the slots of all
+        components, or is among `refused` with its key as it was; its last tokens are noted.
 
         A request has a row in the tables of `table_rows` from its first step until it ends or
-        restarts. Other calls may be made with it between two steps: the next one reads its row
-        anew. Cost: O(requests) array operations for those that begin no page, the batched slots of
-        those that do, and `computed` and `allocate` for those that leave data behind, keep a first
+        restarts. Other calls may be made with it between two steps. Cost: array operations over all
+        requests, and `computed` and `allocate` for those that leave data behind, keep a first
         state, or take pages beyond their reservation.
 
         Args:
@@ -363,8 +363,10 @@ class Cache(Serving, metaclass=MadeOfParts):
                 `[n_requests, n]`: an array or a tensor on the CPU, as sampled in the last pass.
                 None where the engine extends the keys itself, then or later (see `computed`). Each
                 key ends at the tokens computed so far, those of the last pass included.
-            n_tokens: tokens of the next pass, for each request: more than one where it verifies
-                drafts; 0 after the last pass, to note alone what was computed.
+            n_tokens: tokens of the next pass, for each request; 0 after the last pass, to note
+                alone what was computed.
+            n_drafts: drafts that the pass verifies behind its token, at most `max_drafts`. It takes
+                fewer of a request whose state is to be kept before: see `Step.n_tokens` (G4).
             n_computed: tokens of the last step whose data exists, one number or one per request; by
                 default all. Fewer where drafts were rejected.
             fence: when that data exists, as in `computed`.
@@ -381,7 +383,7 @@ class Cache(Serving, metaclass=MadeOfParts):
         if fence is not None:
             expect_fence(fence)
         stepper = self.stepper
-        batch = stepper.begin(requests, tokens, n_tokens, n_computed, self.expect_running)
+        batch = stepper.begin(requests, tokens, n_tokens, n_computed, self.expect_running, n_drafts)
         self.journal.set_fence(fence)
         for request, n_noted in batch.to_note():
             self.computed(request, n_noted)

@@ -150,6 +150,8 @@ class CacheConfig(SettingsModel):
         decode_interval_tokens: while a request decodes, a copy of its state is kept at each
             multiple of this many tokens, rounded up to pages; it leaves the last one behind. 0
             keeps one at every page, as a cache with windows always does.
+        max_drafts: most drafts of a request that one pass of the model verifies; each request that
+            decodes is promised slots for them beside its reservation (G1).
         max_requests: rows of the page tables of `Cache.step`: most requests that step at a time.
             Without it the tables grow, and are then other tensors.
         max_tokens: most tokens of a request that steps; without it the tables grow as well.
@@ -178,6 +180,7 @@ class CacheConfig(SettingsModel):
     tenants: dict[str, Any] = Field(default={}, examples=[TENANTS_EXAMPLE])
     cut_tokens: Tokens = Field(default=0, ge=0)
     decode_interval_tokens: Tokens = Field(default=256, ge=0)
+    max_drafts: Tokens = Field(default=0, ge=0)
     max_requests: PositiveInt | None = None
     max_tokens: Annotated[Tokens, Field(gt=0)] | None = None
     transfer_timeout_s: PositiveFloat = 30.0

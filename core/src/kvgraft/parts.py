@@ -267,11 +267,13 @@ class Step(NamedTuple):
         rows: int64 `[n_requests]`, their rows of the page tables.
         seq_lens: int32 `[n_requests]`, their tokens, those of the pass included.
         slot_mapping: by paged component, int64 `[n_requests * n_tokens]`: where the pass writes
-            each new token, `slot * page_size + offset`; -1 where nothing of it is kept. Only of
-            components with one slot per page.
+            each new token, `slot * page_size + offset`; -1 where nothing of it is kept, and for
+            drafts that it leaves out. Only of components with one slot per page.
         state_slots: by state component, int64 `[n_requests]`: the states that the pass writes.
         changes: by paged component, the entries of its table that are others than after the step
             before.
+        n_tokens: int64 `[n_requests]`, the tokens of each that a pass with drafts computes; else
+            None.
     """
 
     requests: list[Request]
@@ -281,6 +283,7 @@ class Step(NamedTuple):
     slot_mapping: dict[str, torch.Tensor]
     state_slots: dict[str, torch.Tensor]
     changes: dict[str, TableChanges]
+    n_tokens: torch.Tensor | None
 
 
 class NoStorage:

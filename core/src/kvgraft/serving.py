@@ -106,13 +106,7 @@ class Serving:
         self.clean_reserve = parts.make(
             CleanReserve, tree, self.journal, self.evictor, config.write_policy
         )
-        self.points = parts.make(
-            ResumePoints,
-            tree,
-            mounted,
-            cut_tokens=config.cut_tokens,
-            decode_tokens=config.decode_interval_tokens,
-        )
+        self.points = parts.make(ResumePoints, tree, mounted, config)
         self.leases = parts.make(Leases, tree, mounted, config.load)
         self.load_backs = parts.make(LoadBacks, tree, self.journal, self.evictor, self.leases)
         self.budget = parts.make(Budget, tree, mounted, self.private, self.points, self.arenas)

@@ -91,6 +91,11 @@ class Budget:
                 demand = default_demand(component, asked)
             else:
                 self._check_demand(component, asked, demand)
+            more = self.points.draft_pages * component.slots_per_page
+            bounded = not component.is_state and not component.is_prefix_closed
+            if more and bounded and request.total > request.prompt:  # G1
+                rest = self._remaining(request, part) + part.host_slots - demand.now - demand.later
+                demand = demand._replace(later=demand.later + max(0, min(more, rest)))
             part.demand = demand
 
     def _check_demand(self, component: TreeComponent, query: DemandQuery, demand: Demand) -> None:

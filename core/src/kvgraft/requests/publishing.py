@@ -173,6 +173,7 @@ class Publisher:
         if self.tree.has_state:
             self.states.note_boundary(request, 0 if rest else page)
         if self.points.matter and page > start // size:
+            page = self.points.reached_from(request, page)
             pinning.slide(self.tree, request.receipt, page)
             if request.bounded_components and end != request.total:
                 n_splits = self.tree.n_splits

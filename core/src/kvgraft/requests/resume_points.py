@@ -8,14 +8,14 @@ prompt follow as it runs. Data between them is left behind as well, but is evict
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Final
 
 from kvgraft.compiled import mypyc_attr
-from kvgraft.errors import ConfigError
+from kvgraft.config import CacheConfig
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.requests.request import NO_PAGES, Request
+from kvgraft.sizes import expect_count
 from kvgraft.stats import PointStats
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.matching import Match
@@ -29,12 +29,16 @@ BRANCH: Final = PointKind.BRANCH
 END: Final = PointKind.END
 ASKED: Final = PointKind.ASKED
 GRID: Final = PointKind.GRID
+"""As globals: before Python 3.12 an enum's attribute takes ten times as long to read."""
 
 GRID_SHARE: Final = 1 / 8
 """Most bytes a grid of points takes, per byte of the base component that it lies on (I12).
 
 And the most slots of a state component's pool, where the base component fills its own.
 """
+
+DRAFTED_TOKENS: Final = 64
+"""Tokens between states of a decode with drafts, beside windows: a pass ends early for each."""
 
 REPEAT_SHARE: Final = 1 / 4
 """Least part of a page-aligned prompt that a state before its last page must save repetitions.
@@ -58,10 +62,7 @@ class ResumePoints:
     Args:
         tree: the components' reaches.
         mounted: the components, for the bytes of their slots.
-        cut_tokens: tokens between two boundaries at which a prefill is cut for its states, at
-            least; the cost of an extra pass of the model.
-        decode_tokens: tokens between two states that are kept while decoding, where no component
-            has a window.
+        config: its `cut_tokens`, `decode_interval_tokens` and `max_drafts`.
 
     Attributes:
         made: points by kind: boundaries whose data went to the tree; one that was lost and made
@@ -72,16 +73,11 @@ class ResumePoints:
         spacing: pages between points of a grid.
         state_spacing: pages between states that are left behind at the ends of chunks.
         decode_pages: while decoding, states are kept at multiples of this many pages.
+        late_pages: how many pages behind its window a decode keeps until the next state, at most.
+        draft_pages: the same and those of drafts, which take slots before its window moves on.
     """
 
-    def __init__(
-        self,
-        tree: Tree,
-        mounted: Sequence[Mounted],
-        *,
-        cut_tokens: int,
-        decode_tokens: int,
-    ) -> None:
+    def __init__(self, tree: Tree, mounted: Sequence[Mounted], config: CacheConfig) -> None:
         self.tree = tree
         self.matter = len(tree.prefix_closed) < len(tree.components)
         self.cuts = tree.has_state
@@ -89,7 +85,7 @@ class ResumePoints:
         self.used: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.skipped: dict[PointKind, int] = dict.fromkeys(PointKind, 0)
         self.reasons: dict[PointKind, str] = {}
-        self.cut_pages = -(-cut_tokens // tree.page_size)
+        self.cut_pages = -(-config.cut_tokens // tree.page_size)
         nbytes = [each.component.device.slot_nbytes for each in mounted]
         base = tree.components[0]
         per_page = nbytes[0] * base.slots_per_page
@@ -99,9 +95,12 @@ class ResumePoints:
         bounded = [component for component in tree.components if not component.is_prefix_closed]
         states = [component for component in bounded if component.is_state]
         # Pages of windows go as the decode passes on, and a state without them is of no use.
-        self.decode_pages = 1
-        if states == bounded:
-            self.decode_pages = max(1, -(-decode_tokens // tree.page_size))
+        decode_tokens, max_drafts = config.decode_interval_tokens, config.max_drafts
+        if states != bounded:
+            decode_tokens = min(decode_tokens, DRAFTED_TOKENS) if max_drafts and states else 0
+        self.decode_pages = max(1, -(-decode_tokens // tree.page_size))
+        self.late_pages = 0 if states == bounded else self.decode_pages - 1
+        self.draft_pages = self.late_pages + -(-max_drafts // tree.page_size)
         self.state_spacing = _pages_for(states, nbytes, per_page)
         # However few bytes a state takes: the grid leaves most slots to the other points.
         base_pages = base.device.capacity / base.slots_per_page
@@ -180,6 +179,12 @@ class ResumePoints:
         """Whether the end of a chunk is a point of the grid: far enough from the point before."""
         return page - request.last_point >= self.spacing
 
+    def reached_from(self, request: Request, page: int) -> int:
+        """The boundary whose reaches a request at page `page` keeps: its last state's (I10)."""
+        if not self.late_pages or request.computed <= request.prompt:
+            return page
+        return page - page % self.decode_pages
+
     def leaves_state(self, request: Request, page: int) -> bool:
         """Whether a state is left behind at the end of a chunk: an eighth of the base's bytes."""
         return page - max(request.last_point, request.last_left) >= self.state_spacing
@@ -232,28 +237,14 @@ def _pages_for(components: Sequence[TreeComponent], nbytes: Sequence[int], base_
 
 
 def resume_pages(resume_at: object, prompt: int, page_size: int) -> tuple[int, ...]:
-    """The whole pages up to positions the engine names, in tokens: one, several or None.
+    """The whole pages up to positions the engine names, in tokens: one or several.
 
     Raises:
         ConfigError: one that is no position of the prompt.
     """
-    if resume_at is None:
-        return ()
-    several = isinstance(resume_at, Iterable) and not isinstance(resume_at, (str, bytes, Mapping))
     try:
-        named = list(resume_at) if several else [resume_at]  # type: ignore[call-overload]
-    except TypeError:  # a tensor of no dimension
+        named = [resume_at] if isinstance(resume_at, (str, bytes, Mapping)) else list(resume_at)  # type: ignore[call-overload]
+    except TypeError:  # one number, or a tensor of no dimension
         named = [resume_at]
-    pages = set()
-    for each in named:
-        try:
-            position = operator.index(each)  # type: ignore[arg-type]
-        except TypeError:
-            position = -1
-        if isinstance(each, bool) or not 0 <= position <= prompt:
-            raise ConfigError(
-                f"resume_at {each!r} is no position in a prompt of {prompt} tokens; "
-                "give tokens from its start"
-            )
-        pages.add(position // page_size)
-    return tuple(sorted(pages))
+    said = f"resume_at, a position in the prompt of {prompt} tokens:"
+    return tuple(sorted({expect_count(said, each, most=prompt) // page_size for each in named}))

@@ -16,6 +16,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
 from kvgraft.types import PointKind
 from kvgraft_guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Counts, Pool, Reading
+from kvgraft_guard.decoding import draft_pages
 from kvgraft_guard.waits import Waits
 from kvgraft_guard.watched import After, Holdings, Watched, holdings
 
@@ -84,7 +85,8 @@ class Admitting:
 
     def _check_asked(self, request: Request, resume_at: int | Sequence[int] | None) -> None:
         """The request records the pages that the engine named as points (I10)."""
-        pages = set(resume_pages(resume_at, request.prompt, self.tree.page_size))
+        asked = () if resume_at is None else resume_at
+        pages = set(resume_pages(asked, request.prompt, self.tree.page_size))
         if set(request.resume_at) != pages:
             raise ContractViolation(
                 "I10",
@@ -291,7 +293,8 @@ class Admitting:
         if component.is_prefix_closed:
             return
         reach = component.reach_pages.width(pages_up(request.total, size))
-        most = (reach + pages + SPARE_PAGES) * component.slots_per_page
+        spare = SPARE_PAGES + draft_pages(self.watched.cache)
+        most = (reach + pages + spare) * component.slots_per_page
         if self.watched.cache.mounted[component.index].budget_contribution is not None:
             most *= MAX_DEMAND_FACTOR
         most += load

@@ -15,6 +15,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Cell, Node
 from kvgraft.tree.pinning import common_pages
 from kvgraft.types import Span
+from kvgraft_guard.decoding import reached_from
 from kvgraft_guard.paths import is_root_of
 
 __all__ = ["Leases", "Moment"]
@@ -36,6 +37,7 @@ class Leases:
     """Checks the leases of one cache's requests."""
 
     def __init__(self, cache: Cache) -> None:
+        self.cache = cache
         self.tree = cache.tree
         self._own_segments = {
             component.index
@@ -104,7 +106,7 @@ class Leases:
 
     def check_loosened(self, request: Request) -> None:
         """Whole nodes that bounded reaches have passed are not pinned any longer (L7)."""
-        position, receipt = request.computed // self.tree.page_size, request.receipt
+        position, receipt = reached_from(self.cache, request), request.receipt
         for component, segment in zip(self.tree.components, receipt.segments):
             if not segment or component.is_prefix_closed:
                 continue

@@ -211,7 +211,11 @@ class GuardedStepper(_Guarded, Stepper):
     def _check_stepped(self, request: Request, batch: Batch, step: Step) -> None:
         check_row(self.rows, request)
         if batch.tokens is not None and all(each is not request for each in step.refused):
-            _check_end(request, len(batch.tokens) // TOKEN_BYTES // len(batch.requests))
+            n_tokens = len(batch.tokens) // TOKEN_BYTES // len(batch.requests)
+            if step.n_tokens is not None:
+                at = next(at for at, each in enumerate(step.requests) if each is request)
+                n_tokens = min(n_tokens, int(step.n_tokens[at]))
+            _check_end(request, n_tokens)
 
 
 def _check_end(request: Request, n_tokens: int) -> None:

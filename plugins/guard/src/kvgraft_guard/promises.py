@@ -354,6 +354,7 @@ class Promises:
             n_tokens <= request.chunk
             if position < request.prompt
             else position // size >= (end - 1) // size
+            or n_tokens <= 1 + self.cache.config.max_drafts
         )
         if not promised or (position < request.prompt < end):
             self._beyond.add(id(request))

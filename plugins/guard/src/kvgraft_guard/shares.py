@@ -23,6 +23,7 @@ from kvgraft.requests.request import CLOSED, Request
 from kvgraft.requests.tables import state_number
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
+from kvgraft_guard.decoding import decode_pages, reached_from
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.paths import Shelf, deepest, is_root_of, look, needed
 from kvgraft_guard.published import SMALL_TOKENS, PublishedData, SequenceSlots
@@ -288,7 +289,7 @@ class Shares:
         """
         seen, now = self._seen.get(id(request)), self.tables(request)
         size = self.tree.page_size
-        page = request.computed // size
+        page = reached_from(self.cache, request)
         if seen is not None and seen.request is request:
             for component in self._paged:
                 was, held = seen.tables[component.index], now[component.index]
@@ -319,7 +320,7 @@ class Shares:
                         f"{_of(request)} stands at page {page} and keeps {kept} pages of its own "
                         f"that its reach {needed(component, page, size)} does not cover",
                     )
-        self._check_slid(request, page, now)
+        self._check_slid(request, request.computed // size, now)
         self._note(request, now)
 
     def _check_slid(self, request: Request, page: int, tables: dict[int, Table]) -> None:
@@ -744,9 +745,7 @@ class Shares:
                     )
             return
         page, rest = divmod(request.computed, self.tree.page_size)
-        windows = not all(each.is_state or each.is_prefix_closed for each in self.tree.components)
-        interval = -(-self.cache.config.decode_interval_tokens // self.tree.page_size)
-        interval = 1 if windows else max(1, interval)
+        interval = decode_pages(self.cache)
         for component in self.tree.components:
             own = request.state_component(component.index)
             if own is None:

@@ -122,18 +122,19 @@ class Steps:
             ContractViolation: T9 for other tokens, slots or rows than those of the request, I7 for
                 a state that was not kept, A1 for slots beside the promise.
         """
-        given = {id(each) for each in step.requests}
-        n_tokens = 0
-        if step.requests:
-            n_tokens = int(step.seq_lens[0]) - step.requests[0].computed
+        if step.n_tokens is not None:
+            widths = step.n_tokens.tolist()
+        else:
+            n_tokens = int(step.seq_lens[0]) - step.requests[0].computed if step.requests else 0
+            widths = [n_tokens] * len(step.requests)
+        given = {id(each): n for each, n in zip(step.requests, widths)}
         own = {id(batch[at]) for at in np.flatnonzero(slow).tolist()}
         before, self._before = self._before, []
         for each in before:
             if id(each.request) not in own:
-                n = n_tokens if id(each.request) in given else 0
-                self._check_common(each, n)
+                self._check_common(each, given.get(id(each.request), 0))
         for request in batch:
-            pass_end = request.computed + (n_tokens if id(request) in given else 0)
+            pass_end = request.computed + given.get(id(request), 0)
             if self.rows.given[request.row] != pass_end:
                 self._raise(
                     request,
@@ -142,10 +143,9 @@ class Steps:
                 )
         for request in step.requests:
             self.watched.shares.remember(request)
-        self._check_told(step, n_tokens)
+        self._check_told(step, widths)
         self._until = {ident: held for ident, held in self._until.items() if held[0].row >= 0} | {
-            id(each): (each, each.computed + (n_tokens if id(each) in given else 0))
-            for each in batch
+            id(each): (each, each.computed + given.get(id(each), 0)) for each in batch
         }
 
     # -- requests that go the common way
@@ -229,17 +229,17 @@ class Steps:
 
     # -- what the engine is told
 
-    def _check_told(self, step: Step, n_tokens: int) -> None:
+    def _check_told(self, step: Step, widths: Sequence[int]) -> None:
         """Lengths, slots, states and changed entries are those of the requests."""
         mirrors = {each.name: self._mirrored(step, each) for each in self.rows.paged}
         if not step.requests:
             return
         rows = [each.row for each in step.requests]
-        lengths = [each.computed + n_tokens for each in step.requests]
+        lengths = [each.computed + n for each, n in zip(step.requests, widths)]
         if step.rows.tolist() != rows or step.seq_lens.tolist() != lengths:
             self._raise(step.requests[0], f"rows {step.rows.tolist()} are told, of {rows}")
         for component in self.rows.paged:
-            self._check_entries(step, component, mirrors[component.name], n_tokens)
+            self._check_entries(step, component, mirrors[component.name], widths)
         for component in self.rows.state_components:
             told = step.state_slots[component.name].tolist()
             for request, slot in zip(step.requests, told):
@@ -249,10 +249,11 @@ class Steps:
                     self._raise(request, f"{component.name!r}: state {slot} is told, not {live}")
 
     def _check_entries(
-        self, step: Step, component: TreeComponent, mirror: Table, n_tokens: int
+        self, step: Step, component: TreeComponent, mirror: Table, widths: Sequence[int]
     ) -> None:
         mapping = step.slot_mapping.get(component.name)
-        for at, request in enumerate(step.requests):
+        most = 0 if mapping is None else len(mapping) // len(widths)
+        for at, (request, n_tokens) in enumerate(zip(step.requests, widths)):
             table = self.watched.shares.tables(request)[component.index]
             row = mirror[request.row, : len(table)]
             if (row != table).any():
@@ -266,7 +267,8 @@ class Steps:
             places = np.arange(request.computed, request.computed + n_tokens)
             pages = table[np.minimum(places // self.size, len(table) - 1)].astype(np.int64)
             wanted = np.where(pages < 0, PADDING, pages * self.size + places % self.size)
-            if (mapping[at * n_tokens : (at + 1) * n_tokens].numpy() != wanted).any():
+            told = mapping[at * most : (at + 1) * most].numpy()
+            if (told[:n_tokens] != wanted).any() or (told[n_tokens:] != PADDING).any():
                 self._raise(request, f"{component.name!r}: tokens are written to other slots")
 
     def _mirrored(self, step: Step, component: TreeComponent) -> Table:

@@ -58,7 +58,8 @@ class Batch:
         keys: the data of the requests' keys that they are appended to.
         noted: tokens that were computed, by request.
         length: tokens that are, then.
-        n_tokens: tokens to give slots to.
+        n_tokens: tokens to give slots to, at most.
+        widths: how many of each; None for all of them.
         first: pages that have slots.
         end: pages that will have.
         slow: whether it takes the slow path.
@@ -71,6 +72,7 @@ class Batch:
         self.requests = requests
         self.rows = rows
         self.n_tokens = n_tokens
+        self.widths: Ints | None = None
         self.tokens: bytes | None = None
         self.keys: list[bytearray] = []
         self.stale: frozenset[int] = NO_ROWS
@@ -88,6 +90,10 @@ class Batch:
         due = np.flatnonzero(self.slow & (self.noted > 0))
         return [(self.requests[at], n) for at, n in zip(due.tolist(), self.noted[due].tolist())]
 
+    def width(self, at: int) -> int:
+        """Tokens of one request that the next pass computes."""
+        return self.n_tokens if self.widths is None else int(self.widths[at])
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Stepper:
@@ -99,12 +105,20 @@ class Stepper:
         publisher: counts computed tokens.
         states: copies states that are kept.
         evictor: makes room.
+        max_drafts: most drafts of one request in a pass.
     """
 
     def __init__(
-        self, tree: Tree, rows: Rows, publisher: Publisher, states: StateSlots, evictor: Evictor
+        self,
+        tree: Tree,
+        rows: Rows,
+        publisher: Publisher,
+        states: StateSlots,
+        evictor: Evictor,
+        max_drafts: int,
     ) -> None:
         self.tree = tree
+        self.max_drafts = max_drafts
         self.rows = rows
         self.publisher = publisher
         self.states = states
@@ -133,6 +147,7 @@ class Stepper:
         n_tokens: Any,
         n_computed: object,
         enter: Callable[[Request], None],
+        n_drafts: Any = 0,
     ) -> Batch:
         """The requests with their rows; refuses wrong arguments before anything changes.
 
@@ -142,9 +157,11 @@ class Stepper:
             n_tokens: see `Cache.step`.
             n_computed: see `Cache.step`.
             enter: refuses requests that cannot run, of those that have no row yet.
+            n_drafts: see `Cache.step`.
 
         Raises:
-            ConfigError: tokens or numbers that are none, or more than the tables are opened for.
+            ConfigError: tokens or numbers that are none, or more than the tables are opened for, or
+                more drafts than the cache is.
             LeaseError: a request that cannot run, one that is there twice, one whose pass
                 computed more tokens than there are slots for, or one whose key ends elsewhere than
                 those tokens.
@@ -174,13 +191,15 @@ class Stepper:
             enter(request)
         if type(n_tokens) is not int or not 0 <= n_tokens <= MOST_TOKENS:
             n_tokens = expect_count("step: n_tokens", n_tokens, most=MOST_TOKENS)
+        if type(n_drafts) is not int or n_drafts:
+            n_tokens = self._with_drafts(n_tokens, n_drafts)
         data = None if tokens is None else token_rows(tokens, len(requests))
         counts = None if n_computed is None else _counts(n_computed, len(requests))
         if rows.stale or rows.cut:
             rows.resync()
         if not new:
             batch = Batch(requests, np.array(numbers, np.int64), n_tokens)
-            self._measure(batch, counts, data)
+            self._measure(batch, counts, data, n_drafts)
         else:
             rows.room_for(len(new), 0)
             for request in new:
@@ -188,7 +207,7 @@ class Stepper:
             rows.resync()
             batch = Batch(requests, np.array([each.row for each in requests], np.int64), n_tokens)
             try:
-                self._measure(batch, counts, data)
+                self._measure(batch, counts, data, n_drafts)
             except KvgraftError:
                 for request in new:
                     rows.give_back(request)
@@ -196,7 +215,23 @@ class Stepper:
         self._find_slow(batch)
         return batch
 
-    def _measure(self, batch: Batch, counts: Ints | None, tokens: bytes | None) -> None:
+    def _with_drafts(self, n_tokens: int, n_drafts: Any) -> int:
+        """Tokens of a pass that verifies drafts behind the one sampled last (G1)."""
+        n = expect_count("step: n_drafts", n_drafts)
+        if n > self.max_drafts:
+            raise ConfigError(
+                f"step: n_drafts={n}, max_drafts={self.max_drafts}; give fewer, or open the "
+                "cache with more"
+            )
+        if n and n_tokens != 1:
+            raise ConfigError(
+                f"step: n_drafts={n} with n_tokens={n_tokens}; drafts go behind one token"
+            )
+        return n_tokens + n
+
+    def _measure(
+        self, batch: Batch, counts: Ints | None, tokens: bytes | None, n_drafts: int
+    ) -> None:
         """Find out how far each request goes, and make the tables wide enough for that."""
         rows, at, size = self.rows, batch.rows, self.tree.page_size
         if rows.stale:
@@ -233,6 +268,9 @@ class Stepper:
             batch.tokens = tokens
         if batch.n_tokens:
             until = batch.length + (batch.n_tokens + size - 1)
+            if n_drafts:
+                batch.widths = self._up_to_states(batch)
+                until = batch.length + (batch.widths + (size - 1))
             batch.end = np.maximum(until // size, batch.first)
         else:
             batch.end = batch.first
@@ -249,6 +287,13 @@ class Stepper:
                     f"{rows.most_pages * size}; end it, or open the cache with more"
                 )
             rows.room_for(0, n_pages)
+
+    def _up_to_states(self, batch: Batch) -> Ints:
+        """Tokens that a pass with drafts takes: it ends where its state is kept (G4)."""
+        most = np.full(len(batch.rows), batch.n_tokens, np.int64)
+        if not self.tree.has_state:
+            return most
+        return np.minimum(most, self.state_tokens - batch.length % self.state_tokens)
 
     def _expect_at_end(self, batch: Batch) -> None:
         """Refuse tokens for a key that ends elsewhere than its computed ones (T11)."""
@@ -339,7 +384,7 @@ class Stepper:
         elif not self.shares_pools and self._has_room(n_pages):
             self._take(batch, np.flatnonzero(~batch.slow))
             for at in np.flatnonzero(batch.slow).tolist():
-                if not allocate(batch.requests[at], batch.n_tokens):
+                if not allocate(batch.requests[at], batch.width(at)):
                     refused.append(at)
         else:
             refused = self._take_in_order(batch, allocate)
@@ -369,7 +414,7 @@ class Stepper:
             if is_slow:
                 take_together()
                 needed = 0
-                if not allocate(request, batch.n_tokens):
+                if not allocate(request, batch.width(at)):
                     refused.append(at)
                 continue
             if n and (self.shares_pools or not self._has_room(needed + n)):
@@ -473,7 +518,11 @@ class Stepper:
             self.rows.given[refusing] = self.rows.length[refusing]
             rows = batch.rows[np.array(given, np.int64)]
         length = self.rows.length[rows]
-        self.rows.given[rows] = until = length + batch.n_tokens
+        widths = batch.widths
+        if widths is not None and refused:
+            widths = widths[np.array(given, np.int64)]
+        until = length + (batch.n_tokens if widths is None else widths)
+        self.rows.given[rows] = until
         requests = [batch.requests[at] for at in given] if refused else batch.requests
         if batch.n_tokens > 1:
             for request, stop in zip(requests, until.tolist()):
@@ -484,7 +533,7 @@ class Stepper:
             [batch.requests[at] for at in refused],
             torch.from_numpy(rows),
             torch.from_numpy(until.astype(np.int32)),
-            self._slot_mapping(rows, length, batch.n_tokens),
+            self._slot_mapping(rows, length, batch.n_tokens, widths),
             {
                 component.name: torch.from_numpy(
                     self.rows.states[component.index][rows].astype(np.int64)
@@ -492,6 +541,7 @@ class Stepper:
                 for component in self.rows.state_components
             },
             self.rows.take_changes(),
+            None if widths is None else torch.from_numpy(widths),
         )
 
     def _append(self, batch: Batch, given: list[int]) -> None:
@@ -500,16 +550,23 @@ class Stepper:
         n = len(data) // len(keys)
         for at in given:
             key = keys[at]
-            key += data[at * n : (at + 1) * n]
+            key += data[at * n : at * n + min(n, TOKEN_BYTES * batch.width(at))]
 
-    def _slot_mapping(self, rows: Ints, length: Ints, n_tokens: int) -> dict[str, torch.Tensor]:
-        """Where the next `n_tokens` tokens of each request are written."""
+    def _slot_mapping(
+        self, rows: Ints, length: Ints, n_tokens: int, widths: Ints | None
+    ) -> dict[str, torch.Tensor]:
+        """Where the next `n_tokens` tokens of each request are written; of some fewer."""
         size = self.tree.page_size
+        beyond: Bools | None = None
         if not n_tokens:
             return {each.name: self.no_places for each in self.mapped}
         if n_tokens != 1:
             rows = rows.repeat(n_tokens)
-            length = (length[:, None] + np.arange(n_tokens if len(rows) else 0)).reshape(-1)
+            each = np.arange(n_tokens if len(rows) else 0)
+            length = (length[:, None] + each).reshape(-1)
+            if widths is not None:
+                beyond = (each >= widths[:, None]).reshape(-1)
+                length[beyond] = 0
         pages, offsets = np.divmod(length, size) if size > 1 else (length, None)
         found: dict[str, torch.Tensor] = {}
         for component in self.mapped:
@@ -524,6 +581,8 @@ class Stepper:
                     mapping += offsets
                 if nowhere is not None:
                     mapping[nowhere] = PADDING
+                if beyond is not None:
+                    mapping[beyond] = PADDING
             found[component.name] = torch.from_numpy(mapping)
         return found
 
@@ -563,6 +622,9 @@ class Stepper:
         if self.matter:
             slides = slides_from(self.tree, request.receipt, following)
             evict_first = evict_first_schedule(request, following, self.tree.page_size)
+        due = min(slides, evict_first.page)
+        if self.publisher.points.late_pages:  # they go with the next state
+            due += -due % self.publisher.points.decode_pages
         return (
             request.computed,
             request.allocated,
@@ -571,7 +633,7 @@ class Stepper:
             self.tree.has_state and request.total > request.prompt,
             slides < NO_PAGE,
             evict_first.behind,
-            min(self._next_event_page(request, following), slides, evict_first.page),
+            min(self._next_event_page(request, following), due),
         )
 
     def _promised(self, request: Request) -> int:
@@ -611,7 +673,8 @@ def stepper_of(cache: Any, make: Callable[..., Stepper]) -> Stepper:
     config = cache.config
     pinned = config.device.startswith("cuda") and config.payload
     rows = Rows(cache.tree, config.max_requests, config.max_tokens, pinned=pinned)
-    return make(Stepper, cache.tree, rows, cache.publisher, cache.states, cache.evictor)
+    given = cache.publisher, cache.states, cache.evictor, config.max_drafts
+    return make(Stepper, cache.tree, rows, *given)
 
 
 def token_rows(tokens: object, n_rows: int) -> bytes:

@@ -25,6 +25,7 @@ FAMILIES = {
     "K": "Keeping: eviction policies and tenants",
     "V": "Events",
     "N": "Engines that own slots",
+    "G": "Drafts: speculative decoding",
 }
 """Families by the letter their rules begin with."""
 
@@ -149,6 +150,12 @@ RULES = {
     "V2": "All events together give exactly the tree's residency.",
     "V3": "A reader that fails or lags costs the cache a counted loss; it begins again.",
     "N1": "A publication can keep a request's slots; duplicates stay its own until it ends.",
+    "G1": "Slots for drafts are promised; a pass with drafts that does not fit changes nothing.",
+    "G2": "Rejected drafts are not computed, and their slots are used again.",
+    "G3": "After any acceptance a next turn finds what it finds without drafts, up to an interval.",
+    "G4": "A kept state is its boundary's: a pass ends there, and its state is of verified tokens.",
+    "G5": "A draft model's layers are a component, never paired with another's following token.",
+    "G6": "finish reports as cached what a next request can resume from.",
 }
 """Each rule's sentence, by id."""
 

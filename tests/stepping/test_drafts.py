@@ -1,0 +1,292 @@
+"""Passes that verify drafts leave what passes of one token leave (G1 to G4, G6, I10)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from kvgraft import Cache, ConfigError, Request, TokenKey
+
+Components = dict[str, dict[str, Any]]
+
+FULL: Components = {"full": {}}
+SWA: Components = {"swa": {"window": 64}}
+MAMBA: Components = {"mamba": {"states": 24}}
+SETS: dict[str, Components] = {
+    "full": FULL,
+    "full + swa": FULL | SWA,
+    "full + mamba": FULL | MAMBA,
+    "full + swa + mamba": FULL | SWA | MAMBA,
+    "swa": SWA,
+    "swa + mamba": SWA | MAMBA,
+}
+DRAFTED_TOKENS = 64
+"""Tokens between two states of a decode with drafts beside windows."""
+
+
+class Chat(NamedTuple):
+    """A request and its answer's end."""
+
+    request: Request
+    end: int
+
+
+def opened(components: Components, page_size: int, max_drafts: int, **settings: Any) -> Cache:
+    settings = {"device_tokens": 4096, "payload": False, "guard": "off", **settings}
+    return Cache.open(components, page_size=page_size, max_drafts=max_drafts, **settings)
+
+
+def begun(cache: Cache, tokens: list[int], answer: int) -> Chat | None:
+    """A request at the end of its prompt; None if it does not fit."""
+    request = cache.begin(TokenKey(tokens), reserve=answer)
+    if not cache.admit(request).admitted:
+        cache.abort(request)
+        return None
+    while request.computed < request.prompt:
+        n_tokens = cache.next_chunk(request)
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+    return Chat(request, len(tokens) + answer)
+
+
+def passes(
+    cache: Cache, chats: list[Chat], n_drafts: int, chance: float, draw: random.Random
+) -> Iterator[list[Chat]]:
+    """Decode answers together, each to its end; yields those that end, noted and not finished."""
+    running, kept = chats, [0] * len(chats)
+    while running:
+        requests = [each.request for each in running]
+        if draw.random() < 0.5:
+            for request in requests:
+                cache.computed(request, 0)  # its row is read anew, and it takes the slow path
+        step = cache.step(requests, n_drafts=n_drafts, n_computed=kept)
+        assert step.refused == []  # it is promised, drafts as well (G1)
+        widths = [1] * len(running) if step.n_tokens is None else step.n_tokens.tolist()
+        kept = []
+        for (request, end), width in zip(running, widths):
+            n = 1
+            while n < width and draw.random() < chance:
+                n += 1
+            n = min(n, end - request.computed)
+            request.key.extend([draw.randrange(1000) for _ in range(n)])
+            kept.append(n)
+        ended = [at for at, chat in enumerate(running) if chat.request.key.n_tokens == chat.end]
+        if ended:
+            over = [running[at] for at in ended]
+            noted = [kept[at] for at in ended]
+            cache.step([each.request for each in over], n_tokens=0, n_computed=noted)
+            kept = [n for at, n in enumerate(kept) if at not in ended]
+            running = [chat for at, chat in enumerate(running) if at not in ended]
+            yield over
+
+
+def found_next(cache: Cache, request: Request) -> tuple[int, int]:
+    """What `finish` reports, and what the next turn resumes from.
+
+    Others' requests may need the room that it would pin: it resumes earlier then.
+    """
+    key = request.key
+    told = cache.finish(request)
+    key.extend([1] * cache.config.page_size)
+    following = cache.begin(key)
+    found = following.anchor_tokens if following.limited is None else told
+    cache.abort(following)
+    return told, found
+
+
+def again(components: Components, page_size: int, n_drafts: int, seed: int) -> list[int]:
+    """Tokens that the next turns of some conversations compute again."""
+    draw = random.Random(seed)
+    chance = draw.choice((0.0, 0.4, 0.8, 1.0))
+    with opened(components, page_size, n_drafts) as cache:
+        chats = []
+        for _ in range(3):
+            tokens = [draw.randrange(1000) for _ in range(draw.randrange(20, 150))]
+            chat = begun(cache, tokens, draw.randrange(100, 220))
+            assert chat is not None
+            chats.append(chat)
+        lost = {}
+        for ended in passes(cache, chats, n_drafts, chance, random.Random(seed)):
+            for chat in ended:
+                told, found = found_next(cache, chat.request)
+                assert told == found  # G6
+                lost[chats.index(chat)] = chat.end - found
+        cache.check_integrity()
+    return [lost[at] for at in range(3)]
+
+
+def compare(name: str, page_size: int, seeds: range) -> None:
+    components = SETS[name]
+    has_both = "swa" in components and "mamba" in components
+    interval = -(-DRAFTED_TOKENS // page_size) * page_size if has_both else 0
+    for seed in seeds:
+        plain = again(components, page_size, 0, seed)
+        drafted = again(components, page_size, (1, 3, 8)[seed % 3], seed)
+        assert all(with_drafts <= n + interval for with_drafts, n in zip(drafted, plain))
+
+
+@pytest.mark.parametrize("page_size", [4, 16])
+@pytest.mark.parametrize("name", SETS)
+def test_the_next_turn_finds_behind_drafts_what_it_finds_without_up_to_an_interval(
+    name: str, page_size: int
+) -> None:
+    """G3: of all components the same boundary, by the verified tokens alone."""
+    compare(name, page_size, range(1, 3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("page_size", [1, 2, 8, 32, 64])
+@pytest.mark.parametrize("name", SETS)
+def test_the_next_turn_finds_it_with_pages_of_any_size(name: str, page_size: int) -> None:
+    compare(name, page_size, range(9))
+
+
+def test_the_guard_looks_at_passes_with_drafts() -> None:
+    """Windows wait for the state, keys and tables have the tokens of the pass alone."""
+    for components in (FULL | MAMBA, SWA | MAMBA):
+        with opened(components, 4, 5, guard="on") as cache:
+            chats = [begun(cache, [*range(at, at + 40)], 90) for at in (0, 100, 200)]
+            begins = [chat for chat in chats if chat is not None]
+            for ended in passes(cache, begins, 5, 0.7, random.Random(3)):
+                for chat in ended:
+                    told, found = found_next(cache, chat.request)
+                    assert told == found
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_slots_for_drafts_are_promised_up_to_the_end_of_the_reservation(name: str) -> None:
+    """G1: a cache that is full of admitted requests gives them all that they are promised."""
+    for seed in range(2):
+        draw = random.Random(seed)
+        settings: dict[str, Any] = {"device_tokens": 700, "host_tokens": 0}
+        with opened(SETS[name], draw.choice((1, 4)), 8, **settings) as cache:
+            chats = []
+            while chat := begun(
+                cache, [draw.randrange(1000) for _ in range(40)], draw.randrange(30, 120)
+            ):
+                chats.append(chat)
+            assert len(chats) > 3
+            for ended in passes(cache, chats, 8, 0.7, draw):
+                for request, end in ended:
+                    told, found = found_next(cache, request)
+                    assert told == found <= end
+            cache.check_integrity()
+
+
+@pytest.mark.parametrize("n_drafts", [0, 5])
+@pytest.mark.parametrize("name", SETS)
+def test_finish_reports_what_a_next_request_finds_where_room_is_short(
+    name: str, n_drafts: int
+) -> None:
+    """G6: also of data that was shared before, and evicted since."""
+    draw = random.Random(name)
+    for seed in range(2):
+        page_size = (4, 16)[seed % 2]
+        shared = [draw.randrange(1000) for _ in range(30)]
+        with opened(SETS[name], page_size, n_drafts, device_tokens=640) as cache:
+            for _ in range(3):
+                chats: list[Chat] = []
+                for _ in range(3):
+                    prompt = shared + [draw.randrange(1000) for _ in range(draw.randrange(5, 90))]
+                    chat = begun(cache, prompt, draw.randrange(10, 90))
+                    chats += [] if chat is None else [chat]
+                for request, _ in chats:
+                    if draw.random() < 0.5:
+                        cache.checkpoint(request)
+                for ended in passes(cache, chats, n_drafts, 0.6, draw):
+                    for component in SETS[name]:
+                        cache.evict(component, draw.choice((0, 4, 200)))
+                    for request, _ in ended:
+                        told, found = found_next(cache, request)
+                        assert told == found
+            cache.check_integrity()
+
+
+def test_a_pass_ends_where_a_state_is_kept() -> None:
+    """G4: the slots behind are padding, and the key has the tokens of the pass alone."""
+    with opened(FULL | MAMBA, 4, 5, decode_interval_tokens=8, device_tokens=256) as cache:
+        first, second = begun(cache, [*range(30)], 20), begun(cache, [*range(50, 71)], 20)
+        assert first is not None
+        assert second is not None
+        requests = [first.request, second.request]
+        step = cache.step(requests, [[1, 2, 3, 4, 5, 6]] * 2, n_drafts=5)
+        assert step.n_tokens is not None
+        assert step.n_tokens.tolist() == [2, 3]  # to 32 and to 24
+        assert step.seq_lens.tolist() == [32, 24]
+        assert first.request.key.tokens(30).tolist() == [1, 2]
+        mapping = step.slot_mapping["full"].reshape(2, 6)
+        assert (mapping < 0).tolist() == [[False] * 2 + [True] * 4, [False] * 3 + [True] * 3]
+        for each, at in ((first.request, 0), (second.request, 1)):
+            table = cache.table(each, "full")
+            pages = torch.arange(each.computed, int(step.seq_lens[at])) // 4
+            assert (mapping[at, : len(pages)] // 4).tolist() == table[pages.numpy()].tolist()
+        second.request.key.truncate(22)  # one draft of two was rejected, and the other one
+        step = cache.step(requests, [[1] * 6] * 2, n_drafts=5, n_computed=[2, 1])
+        assert step.n_tokens is not None
+        assert step.n_tokens.tolist() == [6, 2]
+
+
+def test_without_states_a_pass_takes_all_drafts() -> None:
+    with opened(FULL | SWA, 4, 5) as cache:
+        chat = begun(cache, [*range(30)], 20)
+        assert chat is not None
+        step = cache.step([chat.request], n_drafts=5)
+        assert step.n_tokens is not None
+        assert step.n_tokens.tolist() == [6]
+        assert cache.step([chat.request], n_computed=1).n_tokens is None
+
+
+def test_drafts_without_room_are_refused_and_the_request_goes_on_without_them() -> None:
+    """G1: beyond the reservation, as any step."""
+    with opened(FULL, 1, 8, device_tokens=64) as cache:
+        chat = begun(cache, [*range(40)], 0)
+        assert chat is not None
+        request = chat.request
+        kept = 0
+        while True:
+            step = cache.step([request], n_drafts=8, n_computed=kept)
+            if step.refused:
+                break
+            kept = 1
+            request.key.extend([1])
+        was = request.allocated, request.computed, request.key.n_tokens
+        assert cache.step([request], n_drafts=8).refused == [request]
+        assert (request.allocated, request.computed, request.key.n_tokens) == was
+        assert cache.step([request], [7]).requests == [request]
+        assert cache.step([request], [7]).requests == [request]
+        cache.check_integrity()
+
+
+def test_slots_of_rejected_drafts_are_used_again() -> None:
+    """G2."""
+    with opened(FULL | SWA | MAMBA, 4, 8) as cache:
+        chat = begun(cache, [*range(30)], 20)
+        assert chat is not None
+        request = chat.request
+        cache.step([request], n_drafts=8)
+        held = {name: cache.table(request, name).tolist() for name in ("full", "swa")}
+        for _ in range(3):
+            step = cache.step([request], n_drafts=8, n_computed=0)
+            assert {name: cache.table(request, name).tolist() for name in held} == held
+        assert np.array_equal(step.seq_lens.numpy(), [39])
+
+
+def test_more_drafts_than_the_cache_is_opened_for_are_refused() -> None:
+    with opened(FULL, 4, 2) as cache:
+        chat = begun(cache, [*range(30)], 20)
+        assert chat is not None
+        wrong: list[tuple[dict[str, Any], str]] = [
+            ({"n_drafts": 3}, "n_drafts=3, max_drafts=2; give fewer, or open"),
+            ({"n_drafts": -1}, "n_drafts"),
+            ({"n_drafts": 1.5}, "n_drafts"),
+            ({"n_drafts": 1, "n_tokens": 2}, "n_drafts=1 with n_tokens=2; drafts go behind one"),
+        ]
+        for given, said in wrong:
+            with pytest.raises(ConfigError, match=said):
+                cache.step([chat.request], **given)
+        assert chat.request.computed == 30
