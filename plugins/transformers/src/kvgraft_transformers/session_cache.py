@@ -17,6 +17,7 @@ Several sessions are padded on the left to the longest, as transformers' masks e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -269,8 +270,8 @@ class SessionCache(Cache):
         def read(at: int) -> list[Places] | torch.Tensor:
             """Layers that hold the same columns read the same ones."""
             if at not in found:
-                places = self._places(component, step.rows, at, past)
-                found[at] = places if self._by_session else self._all_rows(places)
+                places = self._places if self._by_session else self._token_rows
+                found[at] = places(component, step.rows, at, past)
             return found[at]
 
         write = self._to_device(step.slot_mapping[component])
@@ -290,6 +291,7 @@ class SessionCache(Cache):
         found: list[Places] = []
         for row, padding in zip(rows.tolist(), self._padding):
             pages = table[row].astype(np.int64)
+            rows_of = partial(self._rows_of, pages)
             # column j of the padded batch is position j - padding of a session
             start, end = first - padding, past - padding
             whole = -(-max(0, start) // size)
@@ -298,30 +300,28 @@ class SessionCache(Cache):
                 whole = behind = -(-end // size)
             found.append(
                 Places(
-                    self._token_rows(pages, start, min(whole * size, end)),
+                    self._to_device(rows_of(np.arange(start, min(whole * size, end)))),
                     self._to_device(torch.from_numpy(pages[whole:behind])),
-                    self._token_rows(pages, behind * size, end),
+                    self._to_device(rows_of(np.arange(behind * size, end))),
                 )
             )
         return found
 
-    def _all_rows(self, found: Sequence[Places]) -> torch.Tensor:
+    def _token_rows(
+        self, component: str, rows: torch.Tensor, first: int, past: int
+    ) -> torch.Tensor:
         """The same places as rows of tokens, int64 `[batch, n]`."""
-        size = self.memory.page_size
-        within = torch.arange(size, device=self.memory.device)
-        return torch.stack(
-            [
-                torch.cat([before, (pages[:, None] * size + within).flatten(), after])
-                for before, pages, after in found
-            ]
-        )
+        table = self.memory.cache.table_rows(component).numpy()
+        positions = np.arange(first, past) - np.array(self._padding)[:, None]
+        return self._to_device(self._rows_of(table[rows.numpy()].astype(np.int64), positions))
 
-    def _token_rows(self, pages: npt.NDArray[np.int64], start: int, end: int) -> torch.Tensor:
-        """Rows of a sequence's tokens; padding, before its start, reads its first one."""
-        size = self.memory.page_size
-        positions = np.arange(start, end).clip(min=0)
-        rows = pages[positions // size] * size + positions % size
-        return self._to_device(torch.from_numpy(rows))
+    def _rows_of(
+        self, pages: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
+    ) -> torch.Tensor:
+        """Rows of tokens, given pages by sequence; padding, before its start, reads the first."""
+        size, positions = self.memory.page_size, positions.clip(min=0)
+        found = np.take_along_axis(pages, positions // size, axis=-1) * size + positions % size
+        return torch.from_numpy(found)
 
     def host_rows(self, component: str) -> tuple[torch.Tensor, torch.Tensor]:
         """Host page and offset of the new tokens, int64 `[batch * n_new]` each."""
