@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from kvgraft.errors import ConfigError
@@ -152,6 +153,7 @@ class Address(NamedTuple):
         return cls(hashlib.sha256(b"kvgraft foreign key 1\0" + named).digest(), group, tenant)
 
 
+@lru_cache(maxsize=256)
 def component_bytes(component: str) -> bytes:
     """A component's name as a header holds it.
 
