@@ -57,6 +57,7 @@ def test_passes_and_loads_are_measured_as_they_are(tiny: Any) -> None:
     finally:
         hook.remove()
         engine.close()
+    assert found is not None
     assert found.pass_tokens == 512
     assert found.pass_s == pytest.approx(PASS_S)
     assert found.prefill_tokens_s == pytest.approx(TOKENS_S)
@@ -70,6 +71,17 @@ def test_a_model_is_measured_on_pools_of_its_own(tiny: Any) -> None:
     assert found is not None
     assert found.pass_s > 0
     assert found.pass_tokens == 64
+
+
+def test_no_prompt_is_longer_than_the_context() -> None:
+    """Its positions are learned: another one is an error, which on a device ends the process."""
+    settings = EngineSettings(step_tokens=512)
+    model = build_tiny_model("gpt2", max_position_embeddings=160)
+    found = Engine.measured_load(model, settings, host_tokens=64)
+    assert found is not None
+    assert found.pass_tokens == 512
+    short = build_tiny_model("gpt2", max_position_embeddings=64)
+    assert Engine.measured_load(short, settings, host_tokens=64) is None
 
 
 @pytest.mark.parametrize(("kind", "host_tokens"), [("llama", 0), ("bamba", 64)])

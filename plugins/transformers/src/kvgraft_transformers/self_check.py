@@ -234,9 +234,9 @@ class _Trial:
 
     def _compare(self, source: random.Random) -> str | None:
         plan = self.plan
-        tokens = self._draw(source, plan.n_tokens)
-        other = tokens[: plan.shared] + self._draw(source, sum(TAIL_TOKENS[:4]))
-        short = self._draw(source, plan.short)
+        tokens = draw_tokens(self.model, source, plan.n_tokens)
+        other = tokens[: plan.shared] + draw_tokens(self.model, source, sum(TAIL_TOKENS[:4]))
+        short = draw_tokens(self.model, source, plan.short)
         expected = {id(each): self._plain(each) for each in (tokens, other, short)}
         self._measure_noise(tokens, expected[id(tokens)])
         self._check_states(tokens[: plan.shared])
@@ -339,17 +339,6 @@ class _Trial:
                         "reused prefix would change answers; transformers restarts it, or keeps "
                         "it incompletely"
                     )
-
-    def _draw(self, source: random.Random, n_tokens: int) -> list[int]:
-        """Tokens of the vocabulary, without those that mean something to the model."""
-        config = self.model.config.get_text_config(decoder=True)
-        special = set(_special_tokens(config)) | set(_special_tokens(self.model.config))
-        drawn: list[int] = []
-        while len(drawn) < n_tokens:
-            token = source.randrange(config.vocab_size)
-            if token not in special or config.vocab_size <= len(special):
-                drawn.append(token)
-        return drawn
 
     def _plain(
         self, tokens: Sequence[int], cache: Cache | None = None, start: int = 0
@@ -471,6 +460,18 @@ def _states(layer: Any) -> Iterator[torch.Tensor]:
         for state in states.values():
             if state is not None:
                 yield state
+
+
+def draw_tokens(model: PreTrainedModel, source: random.Random, n_tokens: int) -> list[int]:
+    """Tokens of the vocabulary, without those that mean something to the model."""
+    config = model.config.get_text_config(decoder=True)
+    special = {*_special_tokens(config), *_special_tokens(model.config)}
+    drawn: list[int] = []
+    while len(drawn) < n_tokens:
+        token = source.randrange(config.vocab_size)
+        if token not in special or config.vocab_size <= len(special):
+            drawn.append(token)
+    return drawn
 
 
 def _special_tokens(config: Any) -> Iterator[int]:

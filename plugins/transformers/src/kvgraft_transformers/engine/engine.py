@@ -111,7 +111,8 @@ class Engine:
             memory: as for `open`.
 
         Returns:
-            None where nothing is ever weighed: without HOST, or with a state in every load.
+            None where nothing is weighed: without HOST, with a state in every load, or where the
+            model's context is too short, or small pools take none of its prompts.
         """
         settings = settings or EngineSettings()
         page_size = memory.get("page_size", 16)
@@ -127,6 +128,8 @@ class Engine:
             if any(each.is_state for each in trial.cache.tree.components):
                 return None
             return measured_load(cls(trial, settings))
+        except KvgraftError:
+            return None
         finally:
             trial.close()
 

@@ -6,12 +6,14 @@ longer. So short prefixes are free to compute, and no rate says so: both times a
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from kvgraft import LoadModel
+from kvgraft import KvgraftError, LoadModel
 from kvgraft_transformers.engine.generation import GenerationRequest
+from kvgraft_transformers.self_check import draw_tokens
 
 if TYPE_CHECKING:
     from kvgraft_transformers.engine.engine import Engine
@@ -28,21 +30,36 @@ MOST_BYTES_S = 1e13
 """Where no difference shows between few bytes and many."""
 
 
-def measured_load(engine: Engine, clock: Callable[[], float] = time.perf_counter) -> LoadModel:
+def measured_load(
+    engine: Engine, clock: Callable[[], float] = time.perf_counter
+) -> LoadModel | None:
     """The costs of passes and of loads of an idle engine that serves nothing yet.
 
     Args:
         engine: with pools for two passes on DEVICE and one on HOST, that always loads.
         clock: seconds.
+
+    Returns:
+        None where the context of the model is too short to tell anything.
+
+    Raises:
+        KvgraftError: a prompt does not run.
     """
     cache, page, full = engine.memory.cache, engine.memory.page_size, engine.settings.step_tokens
-    vocabulary = engine.model.config.get_text_config(decoder=True).vocab_size
+    context = getattr(
+        engine.model.config.get_text_config(decoder=True), "max_position_embeddings", None
+    )
+    most = (context or 1 << 20) - page - 1
+    short = SHORT_PAGES * page
+    if most < 2 * short:
+        return None
+    full = min(full, most)
+    drawn = draw_tokens(engine.model, random.Random(0), max(full, 2 * short) + page)
 
     def ask(n_tokens: int) -> None:
-        tokens = [number % vocabulary for number in range(n_tokens)]
-        (asked,) = engine.generate([GenerationRequest(tokens, 1, ignore_end=True)])
-        if asked.error is not None:
-            raise asked.error
+        (asked,) = engine.generate([GenerationRequest(drawn[:n_tokens], 1, ignore_end=True)])
+        if not asked.tokens:
+            raise asked.error or KvgraftError(f"a prompt of {n_tokens} tokens: {asked.decision}")
 
     def to_host() -> None:
         cache.drain()
@@ -68,7 +85,6 @@ def measured_load(engine: Engine, clock: Callable[[], float] = time.perf_counter
             for each in cache.mounted
         )
 
-    short = SHORT_PAGES * page
     pass_s, full_s = least(short, cache.clear), least(full, cache.clear)
     times, nbytes = [], []
     for n_tokens in (short, max(full, 2 * short)):
@@ -87,5 +103,5 @@ def measured_load(engine: Engine, clock: Callable[[], float] = time.perf_counter
         latency_s=max(0.0, times[0] - pass_s - nbytes[0] * byte_s),
         prefill_tokens_s=full / full_s,
         pass_s=pass_s,
-        pass_tokens=full,
+        pass_tokens=engine.settings.step_tokens,
     )
