@@ -204,7 +204,8 @@ class FileBackend(StorageBackend):
         known = [each for each in map(entries.get, keys) if each is not None]
         if not self._catalog.is_current(known):
             with self._lock:
-                self._refresh()
+                if not self._catalog.is_current(known):  # no other thread looked meanwhile
+                    self._refresh()
         with self._lock:
             wanted = []
             for number, (key, value) in enumerate(zip(keys, values)):
