@@ -41,6 +41,4 @@ def arena_of(cache: Cache, tier: Tier = Tier.DEVICE) -> Arena:
 
 def prefilled(cache: Cache, first: int, n_tokens: int, reserve: int = 0) -> Request:
     """A request over tokens from `first` on that has computed its prompt."""
-    request = life.admitted(cache, range(first, first + n_tokens), reserve=reserve)
-    life.prefill(cache, request)
-    return request
+    return life.prefilled(cache, range(first, first + n_tokens), reserve=reserve)

@@ -542,8 +542,8 @@ change(
     TWO,
     "I4 T9 T8 B3",
     operations.commit,
-    "if present is not None or hangs:",
-    "if hangs:",
+    "if present is not None or lacks:",
+    "if lacks:",
 )
 change(
     "slots of a duplicate are lost",

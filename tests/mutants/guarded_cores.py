@@ -476,8 +476,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "states that were loaded are thrown away": BadCore(
         ("R5", "T8"),
         "tree/operations.py",
-        "if present is not None or hangs:",
-        "if present is not None or hangs or (component.is_state and not operation.to_host):",
+        "if present is not None or lacks:",
+        "if present is not None or lacks or (component.is_state and not operation.to_host):",
     ),
     "loading and computing are weighed the wrong way round": BadCore(
         ("R8",),
@@ -860,8 +860,8 @@ GUARDED_CORES: dict[str, BadCore] = {
             "S5",
         ),
         "tree/operations.py",
-        "if present is not None or hangs:",
-        "if hangs:",
+        "if present is not None or lacks:",
+        "if lacks:",
     ),
     "a demotion deletes what was demoted with it": BadCore(
         ("E4",),

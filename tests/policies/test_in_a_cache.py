@@ -14,6 +14,7 @@ from kvgraft.policies.policy import class_of
 from kvgraft.policies.recency import LeastRecentlyUsed, RecencyQueue
 from kvgraft_storage.tier.fetching import Phase
 
+from ..serving import life
 from ..serving.setups import installed
 from ..storage_tier.shelf import AT_ONCE, open_cache, step_by_step, stocked, tier_of, until
 from .publishing import publish
@@ -187,11 +188,7 @@ def test_an_explanation_names_a_policy_that_cannot_say_how_it_ranks(
 
 def started(cache: Cache, number: int, n_tokens: int) -> Any:
     """A request that computed its prompt, another for each number."""
-    request = cache.begin(TokenKey([number] * n_tokens))
-    assert cache.admit(request).admitted
-    assert cache.allocate(request, n_tokens)
-    cache.computed(request, n_tokens)
-    return request
+    return life.prefilled(cache, [number] * n_tokens)
 
 
 def serve(cache: Cache) -> None:

@@ -6,25 +6,19 @@ import pytest
 
 from kvgraft import Cache, ConfigError, PluginError, TokenKey
 
+from ..serving import life
+
 PAGE = 16
 
 
 def serve(cache: Cache, tokens: range) -> int:
     """One request through the cache; the tokens it did not have to compute."""
-    request = cache.begin(TokenKey(tokens), chunk=64)
-    reused = request.anchor_tokens
-    assert cache.admit(request).admitted
-    cache.load_back(request)
-    cache.drain()
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
-        cache.checkpoint(request)
+    request = life.admitted(cache, tokens, chunk=64)
+    life.prefill(cache, request, each=cache.checkpoint)
     cache.finish(request)
     cache.drain()
     cache.check_integrity()
-    return reused
+    return request.anchor_tokens
 
 
 def test_each_instance_has_its_own_reach_pools_and_ledger() -> None:

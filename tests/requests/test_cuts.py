@@ -8,6 +8,8 @@ import pytest
 
 from kvgraft import Cache, ConfigError, TokenKey
 
+from ..serving import life
+
 PAGE = 64
 
 
@@ -25,12 +27,8 @@ def serve(
     """A whole life: where it resumed, and where its passes ended."""
     request = cache.begin(TokenKey(list(tokens)), chunk=chunk, resume_at=resume_at)
     assert cache.admit(request).admitted
-    resumed, ends = request.anchor_tokens, []
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
-        ends.append(request.computed)
+    resumed, ends = request.anchor_tokens, list[int]()
+    life.prefill(cache, request, each=lambda request: ends.append(request.computed))
     cache.finish(request)
     cache.check_integrity()
     return resumed, ends

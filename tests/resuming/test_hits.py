@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kvgraft import Cache, Chunk, ChunkedLocal, Leading, Reach, TokenKey, Trailing
+from kvgraft import Cache, Chunk, ChunkedLocal, Leading, Reach, Trailing
 from kvgraft.config import parse_config
 from kvgraft.packages.registry import Plugin, load_plugin
 
+from ..serving import life
 from ..serving.components import PagedPackage
 
 SINKS = PagedPackage("sinks", Reach(Leading(5), Trailing(100)))
@@ -107,19 +108,9 @@ def shared_pages(one: list[int], other: list[int], page_size: int) -> int:
 
 def serve(cache: Cache, turn: Turn, chunk: int | None, *, checkpoint: bool) -> int:
     """A whole life; the tokens it resumed at."""
-    key = TokenKey(turn.prompt)
-    request = cache.begin(key, reserve=len(turn.decoded), chunk=chunk)
-    assert cache.admit(request).admitted
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
-        if checkpoint:
-            cache.checkpoint(request)
-    for token in turn.decoded:
-        key.extend([token])
-        assert cache.allocate(request, 1)
-        cache.computed(request, 1)
+    request = life.admitted(cache, turn.prompt, reserve=len(turn.decoded), chunk=chunk)
+    life.prefill(cache, request, each=cache.checkpoint if checkpoint else id)
+    life.decode(cache, request, turn.decoded)
     cache.finish(request)
     cache.check_integrity()
     return request.anchor_tokens

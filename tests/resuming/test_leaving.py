@@ -27,12 +27,7 @@ def window_cache(window_tokens: int = 64_000, **settings: Any) -> Cache:
 
 
 def prefill(cache: Cache, request: Request, until: int | None = None) -> None:
-    while request.computed < (until or request.prompt):
-        n_tokens = cache.next_chunk(request)
-        assert n_tokens
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
-        cache.check_integrity()
+    life.prefill(cache, request, until, lambda request: cache.check_integrity())
 
 
 def serve(cache: Cache, tokens: Any, **begin: Any) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvgraft import Cache, Request, TokenKey
@@ -20,14 +20,30 @@ def admitted(cache: Cache, tokens: TokenKey | Iterable[int], **begin: Any) -> Re
     return request
 
 
-def prefill(cache: Cache, request: Request, until: int | None = None) -> None:
-    """Compute the prompt, or its first `until` tokens, in the chunks that the cache plans."""
+def prefill(
+    cache: Cache,
+    request: Request,
+    until: int | None = None,
+    each: Callable[[Request], object] = id,
+) -> None:
+    """Compute the prompt, or its first `until` tokens, in the chunks that the cache plans.
+
+    Behind every chunk `each` is called.
+    """
     end = request.prompt if until is None else until
     while request.computed < end:
         n_tokens = cache.next_chunk(request, None if until is None else end - request.computed)
         assert n_tokens
         assert cache.allocate(request, n_tokens)
         cache.computed(request, n_tokens)
+        each(request)
+
+
+def prefilled(cache: Cache, tokens: TokenKey | Iterable[int], **begin: Any) -> Request:
+    """A request that has computed its prompt."""
+    request = admitted(cache, tokens, **begin)
+    prefill(cache, request)
+    return request
 
 
 def decode(cache: Cache, request: Request, tokens: Iterable[int]) -> None:
@@ -40,7 +56,6 @@ def decode(cache: Cache, request: Request, tokens: Iterable[int]) -> None:
 
 def serve(cache: Cache, tokens: TokenKey | Iterable[int], **begin: Any) -> Request:
     """A whole life without output."""
-    request = admitted(cache, tokens, **begin)
-    prefill(cache, request)
+    request = prefilled(cache, tokens, **begin)
     cache.finish(request)
     return request

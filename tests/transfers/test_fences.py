@@ -11,6 +11,8 @@ from kvgraft import Cache, Tier, TokenKey, WritePolicy
 from kvgraft.requests.request import Request
 from kvgraft.types import Direction
 
+from ..serving import life
+
 PROMPT = list(range(8))
 
 SIZES: dict[str, Any] = {
@@ -25,8 +27,7 @@ def computed(cache: Cache, tokens: list[int]) -> Request:
     """A request that has computed its prompt and named no fence yet."""
     request = cache.begin(TokenKey(tokens))
     assert cache.admit(request).admitted
-    assert cache.allocate(request, len(tokens))
-    cache.computed(request, len(tokens))
+    life.prefill(cache, request)
     return request
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from kvgraft import Cache, ConfigError, TokenKey
 
+from ..serving.life import serve
+
 
 class Number(IntEnum):
     ONE = 1
@@ -22,14 +24,6 @@ class Name(str, Enum):
 
 def small_cache() -> Cache:
     return Cache.open(["full"], page_size=4, device_tokens=64, load=None)
-
-
-def serve(cache: Cache, key: TokenKey) -> None:
-    request = cache.begin(key)
-    assert cache.admit(request).admitted
-    cache.allocate(request, key.n_tokens)
-    cache.computed(request, key.n_tokens)
-    cache.finish(request)
 
 
 def test_namespaces_that_were_only_asked_about_leave_nothing_behind() -> None:

@@ -68,7 +68,7 @@ class SnapshotError(KvgraftError):
 
 
 class LeaseError(KvgraftError):
-    """A lease or receipt released twice, elsewhere, or with a component missing (L2)."""
+    """A call out of order, or with a request, a pin or a key that the cache does not have (L2)."""
 
 
 class BudgetError(KvgraftError):

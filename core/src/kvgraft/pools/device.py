@@ -101,8 +101,8 @@ class DevicePool:
         planned: the memory that it takes; None over tensors of an engine.
         allocator: which slots are free. Where the pool shares one budget with others it is the
             arena's own, and the tensors have a row for every slot that there can be.
-        on_copy: copies slots in the pool's place, for engines that own the memory: is called with
-            sources and targets, both int32 `[n]` as bytes; None for the pool itself.
+        on_copy: called with sources and targets, both int32 `[n]` as bytes, to copy slots where an
+            engine owns the memory; None where the pool copies them itself.
 
     Raises:
         ConfigError: a tensor of another shape, dtype or device than its spec says.

@@ -296,7 +296,7 @@ def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node
 def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -> bool:
     """Give `node` the holding's slots if its cell is empty, else free them; whether it took any.
 
-    Slots that a gap of the component they hang from would make useless are freed as well (T4).
+    Slots are freed as well where data that they depend on is missing (T4).
     Computing existing data again is a use of it, unless it is left behind again.
     """
     #   cell empty, and data it depends on is there:  private -> evictable, or pinned (L4)

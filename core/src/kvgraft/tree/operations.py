@@ -315,10 +315,10 @@ def commit(tree: Tree, operation: Operation) -> bool:
                 continue
             slots = cell.incoming.slots
             present = cell.host if operation.to_host else cell.device
-            hangs = gap or not holds_up(tree, node, component, to_host=operation.to_host)
-            if present is not None or hangs:
+            lacks = gap or not holds_up(tree, node, component, to_host=operation.to_host)
+            if present is not None or lacks:
                 _cancel(tree, node, component)
-                complete = complete and not hangs
+                complete = complete and not lacks
                 continue
             cell.incoming = None
             target, source = (HOST, DEVICE) if operation.to_host else (DEVICE, HOST)
@@ -341,7 +341,7 @@ def _cancel(tree: Tree, node: Node, component: TreeComponent) -> None:
 
 
 def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool) -> bool:
-    """Whether the data that `component` hangs from on `node` is there (T4, T5).
+    """Whether the data that a component's depends on is there on `node` (T4, T5).
 
     It is not if another transfer, on which this one relied, delivered nothing.
     """

@@ -442,7 +442,7 @@ class Tree:
             self._enter_anew(node, component)
 
     def _enter_anew(self, node: Node, component: TreeComponent) -> None:
-        """Losing the data before that of `node` costs less by now: its order is told."""
+        """Losing the data before that of `node` costs less by now: enter that candidate anew."""
         above = node.parent
         for _ in range(FURTHEST_NODES):
             if above is None or above.cells[component.index].device is not None:

@@ -116,7 +116,7 @@ class Steps:
         )
 
     def ends(self, slow: npt.NDArray[np.bool_], batch: Sequence[Request], step: Step) -> None:
-        """The step is over: `slow` of its requests went ways of their own.
+        """The step is over: `slow` of its requests took the slow path.
 
         Raises:
             ContractViolation: T9 for other tokens, slots or rows than those of the request, I7 for

@@ -164,7 +164,7 @@ class Sweeper:
 
 
 def _drop(tree: Tree, node: Node) -> None:
-    """Drop the data of one node that is nobody's, a canonical copy after what hangs from it."""
+    """Drop the data of one node that is nobody's, a canonical copy after what depends on it."""
     for tier in (Tier.DEVICE, Tier.HOST):
         for component in tree.components:
             if tree.is_candidate(node, component, tier):

@@ -263,7 +263,7 @@ def _count(sums: npt.NDArray[np.int32], spans: Sequence[Span]) -> int:
 
 
 def backed_on_host(tree: Tree, node: Node) -> bool:
-    """Whether HOST data may hang below a node: a root, or one whose base is on HOST (S1)."""
+    """Whether HOST data may stand below a node: a root, or one whose base is on HOST (S1)."""
     if node.parent is None:
         return True
     return all(
@@ -302,7 +302,7 @@ def take_inventory(
 def lacking_pages(tree: Tree, key: TokenKey, start: int, low: int, high: int) -> list[Mask]:
     """The pages of `[low, high)` of a sequence that a tree lacks, on HOST or at all.
 
-    HOST must be complete where data may not hang below a gap: for components that need every page,
+    HOST must be complete where data may not stand below a gap: for components that need every page,
     and for the base, from `start` on (B1, T4). Elsewhere DEVICE will do.
 
     Returns:
