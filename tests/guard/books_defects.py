@@ -168,7 +168,7 @@ def an_eviction_that_takes_the_base_along(put: Patch) -> None:
         if victim is None:
             return None
         held = [t for t in tree.components if victim.node.cells[t.index].device is not None]
-        victim.components = held
+        victim.components[:] = held
         return victim
 
     scene = Scene()

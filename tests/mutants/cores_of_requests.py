@@ -219,7 +219,7 @@ def a_cascade_takes_a_wider_component(patch: Patch) -> None:
             for other in tree.components
             if (cell := victim.node.cells[other.index]).device is not None and not cell.device_pins
         ]
-        victim.components = held
+        victim.components[:] = held
         return victim
 
     patch.setattr(eviction, "next_device_victim", wide)

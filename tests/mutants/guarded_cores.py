@@ -779,8 +779,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "data of a victim's tenant is cut a page too deep": BadCore(
         ("K4", "E2"),
         "tree/eviction.py",
-        "tree.split(node, node.end - over // component.slots_per_page)",
-        "tree.split(node, node.end - 1 - over // component.slots_per_page)",
+        "component.ledger(tier, node.tenant).over)",
+        "component.ledger(tier, node.tenant).over + component.slots_per_page)",
     ),
     "copies to HOST run before the fence of the data": BadCore(
         ("B4", "B3"),

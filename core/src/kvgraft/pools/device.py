@@ -167,7 +167,8 @@ class DevicePool:
         """Planes of one kind, `[n_planes, n_slots, *shape]`."""
         allocator, n_slots = self.allocator, self.allocator.capacity
         row_nbytes = plane_nbytes(PlaneSpec(0, "", shape, dtype))
-        limit = None if self.planned is None else self.planned.limit_slots
+        assert self.planned is not None
+        limit = self.planned.limit_slots
         if limit is not None:
             n_slots = limit
         nbytes = n_slots * row_nbytes
@@ -181,18 +182,14 @@ class DevicePool:
             if self._runtime is None:
                 memory = torch.zeros((n_planes, stride), dtype=torch.uint8, device=self.device)
             else:
-                memory = self._runtime.zeros((n_planes, stride), torch.uint8, self._label)
+                label = f"{self.planned.component!r} on DEVICE"
+                memory = self._runtime.zeros((n_planes, stride), torch.uint8, label)
         return memory[:, :nbytes].view(dtype).view(n_planes, n_slots, *shape)
 
     @property
     def _runtime(self) -> DeviceRuntime | None:
         """The device that took the memory; None for torch, or over tensors of an engine."""
         return None if self.planned is None else self.planned.runtime
-
-    @property
-    def _label(self) -> str:
-        assert self.planned is not None
-        return f"{self.planned.component!r} on DEVICE"
 
     @property
     def slack_nbytes(self) -> int:

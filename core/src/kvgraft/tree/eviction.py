@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 from kvgraft.policies.policy import EvictionPolicy
 from kvgraft.tree.component import LEFT, Cause, TreeComponent
@@ -19,8 +20,11 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
+LEAST_TOKENS = 1024
+"""That leave a long node at a time, where so many are there: each time costs a split of it."""
 
-class Victim:
+
+class Victim(NamedTuple):
     """One node's cells chosen to leave DEVICE.
 
     Attributes:
@@ -30,19 +34,10 @@ class Victim:
         at_leaf: whether no node below has data on DEVICE.
     """
 
-    __slots__ = ("at_leaf", "component", "components", "node")
-
-    def __init__(
-        self,
-        node: Node,
-        component: TreeComponent,
-        components: list[TreeComponent],
-        at_leaf: bool,  # noqa: FBT001 - made here alone
-    ) -> None:
-        self.node = node
-        self.component = component
-        self.components = components
-        self.at_leaf = at_leaf
+    node: Node
+    component: TreeComponent
+    components: list[TreeComponent]
+    at_leaf: bool
 
 
 def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
@@ -131,9 +126,13 @@ def still_there(victim: Victim) -> bool:
 
 def _keep_guaranteed(tree: Tree, node: Node, component: TreeComponent, tier: Tier) -> None:
     """Cut the victim of another tenant's request: no more than was borrowed leaves (K4)."""
-    over = component.ledger(tier, node.tenant).over
-    if component.n_slots(node) > over:
-        tree.split(node, node.end - over // component.slots_per_page)
+    _cut(tree, node, component, component.ledger(tier, node.tenant).over)
+
+
+def _cut(tree: Tree, node: Node, component: TreeComponent, most: int) -> None:
+    """No more than the last `most` slots of a victim leave; those before them are next in line."""
+    if component.n_slots(node) > most:
+        tree.split(node, node.end - most // component.slots_per_page)
 
 
 def _all_borrowed(
@@ -194,18 +193,21 @@ def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
 def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     """Free at least `n_slots` more DEVICE slots of one component; returns how many it freed.
 
-    Stops as soon as the target is reached, counting slots that cascades freed; returns short when
-    there is nothing left to take (E2, E6). Nothing is copied: see `kvgraft.requests.eviction` for
-    write-back. For a tenant's request (`Tree.for_tenant`) its limit counts as well: slots that it
-    may take.
+    Stops as soon as the target is reached, counting slots that cascades freed: of a long sequence
+    the end leaves. Returns short when there is nothing left to take (E2, E6). Nothing is copied:
+    see `kvgraft.requests.eviction` for write-back. For a tenant's request (`Tree.for_tenant`) its
+    limit counts as well: slots that it may take.
     """
     ledger = component.books_for(DEVICE, tree.for_tenant)
     before = component.device.free
     target = ledger.room + n_slots
+    least = max(1, LEAST_TOKENS // tree.page_size) * component.slots_per_page
     while ledger.room < target:
         victim = next_device_victim(tree, component)
         if victim is None:
             break
+        if component.is_prefix_closed and not victim.node.cells[component.index].is_backed:
+            _cut(tree, victim.node, component, max(target - ledger.room, least))
         evict_victim(tree, victim)
     return component.device.free - before
 
