@@ -473,19 +473,21 @@ class Scenes(Picking):
         index=picks,
         length=st.integers(1, 24),
         answers=st.lists(st.sampled_from((Answer.RUNS, *Answer)), max_size=5).map(tuple),
-        calm=st.booleans(),
-        ends=st.sampled_from(("", "", "clear", "cancel", "again", "again")),
+        ends=st.sampled_from(("calm", "calm", "calm", "", "clear", "again")),
     )
     @unless_over
-    def fetch_again(
-        self,
-        index: int,
-        length: int,
-        answers: tuple[Answer, ...],
-        calm: bool,  # noqa: FBT001 - drawn by name
-        ends: str,
-    ) -> None:
+    def fetch_again(self, index: int, length: int, answers: tuple[Answer, ...], ends: str) -> None:
         """A sequence leaves DEVICE and HOST, and comes back from the store (S3, S4)."""
+        self._fetch_again(index, length, answers, ends)
+
+    @precondition(lambda self: not self.over and self.harness.ended and self._fetches_again)
+    @rule(index=picks, length=st.integers(1, 24))
+    @unless_over
+    def give_up_while_the_store_reads(self, index: int, length: int) -> None:
+        """A sequence leaves both, and nobody wants it when the store has begun to read (S5)."""
+        self._fetch_again(index, length, (), "cancel")
+
+    def _fetch_again(self, index: int, length: int, answers: tuple[Answer, ...], ends: str) -> None:
         self.fetches += 1
         harness, fetches, size = self.harness, self.harness.prefetches, self.harness.model.page_size
         self._make_place(1)
@@ -500,24 +502,25 @@ class Scenes(Picking):
         harness.rooms.clear_host()
         fetches.settle()
         fetched = fetches.start(sequence)
-        if ends == "again" and not calm:
+        if ends == "again":
             fetches.answer_until("get")
             self._compute(namespace, tokens[: len(tokens) - length % 3 * size])
             harness.rooms.expect_waits([Wait.TIMES_OUT] * len(answers))
             harness.rooms.squeeze()
-        for answer in () if calm else answers:
+        for answer in () if ends == "calm" else answers:
             for _ in range(MOST_POLLS):
                 if not fetches.pending:
                     harness.rooms.poll()
             if fetches.pending:
                 fetches.answer(0, answer)
                 harness.rooms.poll()
-        if ends == "clear" and not calm:
+        if ends == "clear":
             harness.clear(namespace)
-        elif ends == "cancel" and not calm:
+        elif ends == "cancel":
+            fetches.answer_until("get")
             fetches.cancel(fetched)
         fetches.settle()
-        if calm:
+        if ends == "calm":
             fetches.check_complete(fetched, boundary)
         if fetched in fetches.fetched and fetched.prefetch.ended:
             self._along(self._begin_fetched(fetched, (1,)), 3)
