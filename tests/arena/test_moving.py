@@ -87,6 +87,28 @@ def test_live_data_keeps_its_bytes_and_its_places_in_every_table() -> None:
     cache.close()
 
 
+def test_what_tables_name_stays_until_its_request_ends_where_an_engine_keeps_tables() -> None:
+    cache = opened(host_tokens=0)
+    arena = arena_of(cache)
+    arena.mover.keeps_tables = True
+    for first in (0, 20_000):
+        cache.finish(prefilled(cache, first, 60 * PAGE))
+    own = prefilled(cache, 10_000, 30 * PAGE)
+    numbers = write_pages(cache, own)
+    table, state = cache.table(own, "full").tolist(), cache.state_slot(own, "mamba")
+    while cache.move_memory("full", "mamba"):
+        assert cache.table(own, "full").tolist() == table
+    assert arena.is_pending  # it waits for the request
+    n_moves = arena.moves
+    assert n_moves
+    assert (cache.state_slot(own, "mamba"), read_pages(cache, own)) == (state, numbers)
+    cache.finish(own)
+    cache.poll()
+    assert arena.moves == n_moves + 1
+    cache.check_integrity()
+    cache.close()
+
+
 def test_memory_of_a_pool_that_shrinks_goes_back_to_the_system() -> None:
     cache = opened(device_memory=64 << 20, guard="off")
     for first in (0, 40_000):

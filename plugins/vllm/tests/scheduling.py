@@ -2,7 +2,8 @@
 
     PYTHONPATH=FILES python -m plugins.vllm.tests.scheduling TRACE --tokens 1M 3M
 
-FILES are vLLM's Python files as `make engine-files` fetches them. Requests come by the trace's
+FILES are vLLM's Python files as `make engine-files` fetches them. A pool's tokens are those of all
+its blocks, which KV cache groups share. Requests come by the trace's
 clock, or as `--users` come back after every answer, with the outputs that the trace lets guess, all
 as in `kvgraft replay`. A step lasts as long as its tokens take at the rate at which `kvgraft
 replay` computes prompts, and at least as long as it lets an output token take.
@@ -33,6 +34,7 @@ from kvgraft_replay.detect import open_workload
 from kvgraft_replay.engine import EngineModel
 from kvgraft_replay.limit import choose_sessions
 from kvgraft_replay.workload import TraceRequest, Workload
+from kvgraft_vllm.block_layout import STATE, LooksBack
 from kvgraft_vllm.manager import put_in
 from kvgraft_vllm.manager_settings import ManagerSettings
 
@@ -160,6 +162,11 @@ def forked(arrivals: Arrivals, sizes: Sizes, settings: ManagerSettings | None) -
     return json.loads(found)
 
 
+def group(text: str) -> LooksBack:
+    """A KV cache group: `full`, `state`, or the tokens of a window."""
+    return None if text == "full" else STATE if text == STATE else int(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m plugins.vllm.tests.scheduling")
     parser.add_argument("trace", type=Path)
@@ -168,23 +175,25 @@ def main() -> None:
     parser.add_argument("--users", type=int, help="a closed loop; by default the trace's clock")
     parser.add_argument("--requests", type=int, help="at most so many of the trace")
     parser.add_argument("--reserve", type=int, default=ManagerSettings().reserve)
-    parser.add_argument("--window", type=int, help="of a second group, with a quarter more blocks")
+    parser.add_argument(
+        "--groups", nargs="+", default=["full"], help="full, state, or a window's tokens, each"
+    )
+    parser.add_argument("--block-size", type=int, default=BLOCK_SIZE)
     given = parser.parse_args()
     workload = open_workload(given.trace, limit=given.requests, users=given.users)
     requests, arrivals = requests_of(workload, given.users, given.requests)
     print(
         f"{given.trace.name}, {len(requests)} requests, users {given.users}, blocks of "
-        f"{BLOCK_SIZE}, steps of {STEP_TOKENS} tokens, window {given.window}, reserve "
+        f"{given.block_size}, steps of {STEP_TOKENS} tokens, groups {given.groups}, reserve "
         f"{given.reserve}, Python {sys.version.split()[0]}"
     )
     print("| pool | manager | hit % | schedule | update | add | preemptions | steps | running |")
     print("|---|---|---|---|---|---|---|---|---|")
     for tokens in given.tokens:
-        n_blocks = parse_tokens(tokens) // BLOCK_SIZE
         sizes = Sizes(
-            n_blocks=1 + n_blocks + (n_blocks // 4 if given.window else 0),
-            windows=(None, given.window) if given.window else (None,),
-            block_size=BLOCK_SIZE,
+            n_blocks=1 + parse_tokens(tokens) // given.block_size,
+            windows=tuple(map(group, given.groups)),
+            block_size=given.block_size,
             step_tokens=STEP_TOKENS,
             max_model_len=MAX_MODEL_LEN,
             max_num_seqs=MAX_NUM_SEQS,

@@ -44,8 +44,9 @@ def test_pages_without_a_slot_are_the_null_block() -> None:
     full, window = lay_out((None, 15, 15), 100, 4, chunk=8, point_tokens=2048).ranges
     slots = np.array([-1, 0, 2], np.int32)
     assert full.block_ids(slots) == [[0, 1, 3]]
-    first = 1 + full.n_slots
-    assert window.block_ids(slots) == [[0, first, first + 4], [0, first + 1, first + 5]]
+    assert window.block_ids(slots) == [[0, 99, 95], [0, 98, 94]]
+    *_, states = lay_out((None, 15, STATE), 100, 4, chunk=8, point_tokens=2048).ranges
+    assert states.block_ids(slots) == [[0, states.first, states.first + 2]]
 
 
 def test_a_window_has_blocks_for_itself_and_a_chunk() -> None:
@@ -63,6 +64,13 @@ def test_windows_and_states_get_what_resume_points_and_running_requests_need() -
     assert full.n_slots + 3 * states.n_slots == pytest.approx(6000, abs=3)
     full, window = lay_out((None, *[1023] * 5), 60_001, 16, chunk=8192, point_tokens=2048).ranges
     assert 0.4 < window.n_slots / full.n_slots < 0.45
+
+
+def test_two_components_share_one_budget() -> None:
+    layout = lay_out((None, 15, 15), 101, 4, chunk=8, point_tokens=2048)
+    assert layout.budget == 100 * 4 * 16
+    for groups in ((None,), (None, 15, STATE)):
+        assert lay_out(groups, 101, 4, chunk=8, point_tokens=2048).budget is None
 
 
 def test_too_few_blocks_are_refused_in_a_line() -> None:

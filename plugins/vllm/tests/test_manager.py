@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -116,6 +117,41 @@ def test_a_manager_that_leaves_the_copies_of_states_out_is_caught(put: Put) -> N
     worker = drive(engine, Traffic(0))
     assert worker.stats.hits
     assert worker.wrong
+
+
+def moving(sizes: Sizes, seed: int) -> Engine:
+    """An engine in which the boundary between two components moves in most steps."""
+    engine = Engine(sizes)
+    manager, rng = engine.manager, random.Random(seed)
+    names = [each.component for each in manager.layout.ranges]
+    take = manager.take_kv_cache_block_copies
+
+    def moved() -> Any:
+        manager.cache.move_memory(*rng.sample(names, 2))
+        return take()
+
+    manager.take_kv_cache_block_copies = moved
+    return engine
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("sizes", [WINDOWS, STATES, QWEN], ids=["windows", "states", "qwen"])
+def test_no_position_is_wrong_while_the_boundary_moves(put: Put, sizes: Sizes, depth: int) -> None:
+    put(SETTINGS)
+    engines = [moving(replace(sizes, depth=depth), seed) for seed in range(5)]
+    assert not any(drive(engine, Traffic(seed)).wrong for seed, engine in enumerate(engines))
+    arenas = [engine.manager.cache.arenas for engine in engines]
+    assert sum(arena.moves for each in arenas for arena in each.by_tier.values()) > 50
+    assert sum(each.moved_slots for each in arenas) > 10
+    for engine in engines:
+        engine.manager.cache.check_integrity()
+
+
+def test_a_boundary_that_moves_what_tables_name_is_caught(put: Put) -> None:
+    put(SETTINGS)
+    engine = moving(WINDOWS, seed=0)
+    engine.manager.cache.arenas.mover.keeps_tables = False
+    assert drive(engine, Traffic(0)).wrong
 
 
 @pytest.mark.parametrize("sizes", [FULL, STATES, QWEN], ids=["full", "states", "qwen"])

@@ -44,6 +44,8 @@ class Mover:
 
     Attributes:
         moved_slots: slots that moved so far.
+        keeps_tables: whether slots that a request's tables name stay until it ends, for engines
+            whose tables only grow; false at first.
         on_move: called with slots that moved: tier, component, from where and to where; None for
             nobody.
     """
@@ -63,6 +65,7 @@ class Mover:
         self.holders = holders
         self.payload = payload
         self.moved_slots = 0
+        self.keeps_tables = False
         self.on_move: Callable[[Tier, TreeComponent, bytes, bytes], None] | None = None
 
     def empty(self, tier: Tier, pool: ArenaPool) -> None:
@@ -116,9 +119,11 @@ class Mover:
         first = closed[0]
         found: list[_Place] = []
         for node in self.holders.between(tier, index, *closed):
+            if self.keeps_tables and node.cells[index].device_pins:
+                continue
             if node.operations is None:
                 found.append(self._in_cell(tier, index, node))
-        if tier is Tier.DEVICE:
+        if tier is Tier.DEVICE and not self.keeps_tables:
             for request in self.requests.values():
                 found += _in_request(request.components[index])
         return [place for place in found if _n_closed(place.slots, first)]

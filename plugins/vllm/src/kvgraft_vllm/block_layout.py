@@ -3,8 +3,11 @@
 vLLM numbers the blocks of all KV cache groups together, because they share memory. Groups of one
 reach have their blocks side by side and are one component here: a slot of it is a block of each.
 
-    0 │ full: slot 0, slot 1, ... │ window: slot 0 of groups 1, 2, 3, slot 1 of ... │ unused
+    0 │ full: slot 0, slot 1, ... ─►    moves    ◄─ ..., slot 1, slot 0 of window: groups 1, 2, 3 │
     ^ vLLM's null block
+
+Two components share one budget: their ranges begin at the two ends, and the boundary between them
+moves. With more of them each has a range of its own, one behind the other.
 
 Beside `T` tokens of full attention a window of `W` tokens gets `2 W + chunk + T W / S` of them, at
 most `T`, and states get `T / S`: for running requests, and for one resume point in `S` tokens.
@@ -32,6 +35,12 @@ LooksBack = int | Literal["state"] | None
 NULL_BLOCK = 0
 """The block that stands in a table where a group holds none."""
 
+TOKEN_NBYTES = 16
+"""Of a layer of the cache's shapes, of which a component has one per group."""
+
+BOTH_ENDS = 2
+"""Ranges that have an end of the pool each."""
+
 SLACK_PAGES = 3
 """Pages of a request beside its window and its chunk: the first and last of both, a spare."""
 
@@ -53,7 +62,8 @@ class BlockRange(NamedTuple):
         looks_back: how far its groups look back.
         groups: numbers of its KV cache groups.
         first: its first block's id.
-        n_slots: slots of its pool; each is a block of every group.
+        n_slots: slots that its pool has at first; each is a block of every group.
+        step: 1, or -1 where its ids go down.
     """
 
     component: str
@@ -61,6 +71,7 @@ class BlockRange(NamedTuple):
     groups: tuple[int, ...]
     first: int
     n_slots: int
+    step: int = 1
 
     @property
     def is_state(self) -> bool:
@@ -70,11 +81,10 @@ class BlockRange(NamedTuple):
     def block_ids(self, slots: npt.NDArray[np.int32]) -> list[list[int]]:
         """Block ids of each of its groups for a page table; the null block for no slot."""
         n_groups = len(self.groups)
-        first = np.where(slots < 0, NULL_BLOCK, self.first + slots * n_groups)
-        if n_groups == 1:
-            return [first.tolist()]
+        first = self.first + self.step * n_groups * slots
         return [
-            np.where(slots < 0, NULL_BLOCK, first + place).tolist() for place in range(n_groups)
+            np.where(slots < 0, NULL_BLOCK, first + self.step * place).tolist()
+            for place in range(n_groups)
         ]
 
 
@@ -85,11 +95,20 @@ class BlockLayout(NamedTuple):
         block_size: tokens of a block.
         ranges: one per component.
         n_groups: KV cache groups.
+        n_blocks: all blocks, the null block included.
     """
 
     block_size: int
     ranges: tuple[BlockRange, ...]
     n_groups: int
+    n_blocks: int
+
+    @property
+    def budget(self) -> int | None:
+        """Bytes that the components share, in the cache's shapes; None where none moves."""
+        if len(self.ranges) != BOTH_ENDS:
+            return None
+        return (self.n_blocks - 1) * self.block_size * TOKEN_NBYTES
 
     @property
     def components(self) -> dict[str, dict[str, Any]]:
@@ -143,9 +162,12 @@ def lay_out(
     first = 1
     for kind, of_kind in members.items():
         n_slots = need.slots(kind, n_pages)
-        ranges.append(BlockRange(_name(kind), kind, of_kind, first, n_slots))
+        if len(members) == BOTH_ENDS and ranges:
+            ranges.append(BlockRange(_name(kind), kind, of_kind, n_blocks - 1, n_slots, step=-1))
+        else:
+            ranges.append(BlockRange(_name(kind), kind, of_kind, first, n_slots))
         first += n_slots * len(of_kind)
-    return BlockLayout(block_size, tuple(ranges), len(groups))
+    return BlockLayout(block_size, tuple(ranges), len(groups), n_blocks)
 
 
 def _order(kind: LooksBack) -> tuple[bool, bool, int]:

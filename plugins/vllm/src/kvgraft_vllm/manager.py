@@ -31,10 +31,10 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft_vllm.block_copies import BlockCopies
 from kvgraft_vllm.block_layout import NULL_BLOCK, STATE, BlockLayout, BlockRange, LooksBack, lay_out
 from kvgraft_vllm.interface import MANAGER_INTERFACE
 from kvgraft_vllm.manager_settings import ManagerSettings
-from kvgraft_vllm.state_copies import StateCopies
 
 __all__ = ["BlockIds", "KvgraftCacheManager", "put_in", "refusals"]
 
@@ -125,9 +125,11 @@ class KvgraftCacheManager(KVCacheManager):
         self.changes = 0
         self._is_bounded = any(each.looks_back is not None for each in self.layout.ranges)
         pools = {each.name: each.component.device for each in self.cache.mounted}
-        self._copies = [
-            StateCopies(each, pools[each.component]) for each in self.layout.ranges if each.is_state
-        ]
+        self._copies = [BlockCopies(each, pools[each.component]) for each in self.layout.ranges]
+        self._has_states = any(each.is_state for each in self.layout.ranges)
+        if self.cache.arenas is not None:
+            self.cache.arenas.mover.keeps_tables = True
+        self._n_moves = 0
         self._new_ids: list[int] | None = [] if config.needs_kv_cache_zeroing else None
         """New blocks of pages, for vLLM to clear."""
         self._sequences: dict[str, _Sequence] = {}
@@ -147,7 +149,6 @@ class KvgraftCacheManager(KVCacheManager):
         super().new_step_starts()
         self._scheduled.clear()
         self._wait_again()
-        self.cache.poll()
 
     def get_computed_blocks(
         self, request: Vllm, max_cache_hit_length: int | None = None
@@ -167,7 +168,7 @@ class KvgraftCacheManager(KVCacheManager):
 
     def _branch(self, found: Any) -> int:
         """Where others go on differently, and no state is kept: vLLM ends a chunk there; else 0."""
-        if not self._copies:
+        if not self._has_states:
             return 0
         branches = [page for page, kind in found.points.items() if kind == BRANCH]
         return max(branches, default=0) * self.layout.block_size
@@ -255,9 +256,9 @@ class KvgraftCacheManager(KVCacheManager):
         found = sequence.request
         is_prompt = found.computed < found.prompt
         self._settle(sequence, request)
-        is_new = False
-        if is_prompt and sequence.is_shared and not self._copies:  # states come with their pages
-            is_new = self.cache.checkpoint(found, keep_slots=True)
+        # States come with their pages, as slots are allocated.
+        is_due = is_prompt and sequence.is_shared and not self._has_states
+        is_new = is_due and self.cache.checkpoint(found, keep_slots=True)
         if is_new or self._is_bounded:
             self.changes += 1
 
@@ -284,7 +285,7 @@ class KvgraftCacheManager(KVCacheManager):
         """
         found, key = sequence.request, sequence.key
         end = request.num_computed_tokens
-        if not self._copies:
+        if not self._has_states:
             end -= request.num_in_flight_tokens
         if key.n_tokens < end:
             key.extend(request.all_token_ids[key.n_tokens : end])
@@ -361,7 +362,16 @@ class KvgraftCacheManager(KVCacheManager):
         return taken
 
     def take_kv_cache_block_copies(self) -> tuple[list[Vllm], list[Vllm]]:
-        """Copies of states that the worker makes before the step; no block is kept for them."""
+        """Copies that the worker makes before the step; no block is kept for them.
+
+        Data moves now that the step's blocks are known: none of them is one that it leaves.
+        """
+        self.cache.poll()
+        self._tell(None)
+        if self.cache.arenas is not None:
+            n_moves = sum(arena.moves for arena in self.cache.arenas.by_tier.values())
+            self.changes += n_moves - self._n_moves
+            self._n_moves = n_moves
         pairs = [pair for each in self._copies for pair in each.take()]
         return [KVCacheBlockCopy(*pair) for pair in pairs], []
 
@@ -438,6 +448,7 @@ def _open(layout: BlockLayout, settings: ManagerSettings) -> Cache:
         layout.components,
         page_size=layout.block_size,
         device_tokens=max(sizes) * layout.block_size,
+        device_memory=layout.budget,
         payload=False,
         load=None,
         decode_interval_tokens=0,

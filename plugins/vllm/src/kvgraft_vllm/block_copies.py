@@ -1,4 +1,4 @@
-"""Copies of states that vLLM's workers make, as pairs of blocks."""
+"""Copies of states, and of data that moves, which vLLM's workers make, as pairs of blocks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 
 from kvgraft_vllm.block_layout import BlockRange
 
-__all__ = ["StateCopies"]
+__all__ = ["BlockCopies"]
 
 
-class StateCopies:
-    """The copies of one component's states since they were last taken, composed.
+class BlockCopies:
+    """The copies of one component's slots since they were last taken, composed.
 
     A worker reads all sources before it writes any target. So a copy of a copy is one of the first
     source, and of several copies to one target the last counts.

@@ -1,4 +1,4 @@
-"""Copies of states, composed: all sources are read before any target is written."""
+"""Copies of slots, composed: all sources are read before any target is written."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from kvgraft_vllm.block_copies import BlockCopies
 from kvgraft_vllm.block_layout import STATE, BlockRange
-from kvgraft_vllm.state_copies import StateCopies
 
 BLOCKS = BlockRange("mamba", STATE, (1, 3), first=5, n_slots=8)
 
@@ -19,7 +19,7 @@ def slots(*numbers: int) -> bytes:
 
 def test_pairs_name_the_blocks_of_every_group_once() -> None:
     pool = SimpleNamespace()
-    copies = StateCopies(BLOCKS, pool)
+    copies = BlockCopies(BLOCKS, pool)
     pool.on_copy(slots(0, 2), slots(1, 3))
     assert sorted(copies.take()) == [(5, 7), (6, 8), (9, 11), (10, 12)]
     assert copies.take() == []
@@ -28,7 +28,7 @@ def test_pairs_name_the_blocks_of_every_group_once() -> None:
 def test_gathered_before_they_are_scattered_they_give_the_bytes_of_one_after_the_other() -> None:
     for seed in range(200):
         rng = random.Random(seed)
-        copies = StateCopies(BLOCKS, SimpleNamespace())
+        copies = BlockCopies(BLOCKS, SimpleNamespace())
         before = [*range(BLOCKS.n_slots)]
         wanted = [*before]
         for _ in range(rng.randrange(1, 9)):
