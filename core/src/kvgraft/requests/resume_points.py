@@ -183,7 +183,7 @@ class ResumePoints:
         """The boundary whose reaches a request at page `page` keeps: its last state's (I10)."""
         if not self.late_pages or request.computed <= request.prompt:
             return page
-        return page - page % self.decode_pages
+        return max(page - page % self.decode_pages, request.prompt // self.tree.page_size)
 
     def leaves_state(self, request: Request, page: int) -> bool:
         """Whether a state is left behind at the end of a chunk: an eighth of the base's bytes."""

@@ -27,9 +27,11 @@ def draft_pages(cache: Cache) -> int:
 
 def reached_from(cache: Cache, request: Request) -> int:
     """The boundary, in pages, whose reaches a running request keeps."""
-    page = request.computed // cache.tree.page_size
-    waits = cache.tree.has_state and _has_windows(cache) and request.computed > request.prompt
-    return page - page % decode_pages(cache) if waits else page
+    size = cache.tree.page_size
+    page = request.computed // size
+    if request.computed <= request.prompt or not (cache.tree.has_state and _has_windows(cache)):
+        return page
+    return max(page - page % decode_pages(cache), request.prompt // size)
 
 
 def _has_windows(cache: Cache) -> bool:

@@ -35,7 +35,7 @@ from kvgraft_testing.machine.publishing import Publishing
 from kvgraft_testing.machine.recency import Recency, Retention
 from kvgraft_testing.machine.reserving import SHARE as RESERVE_SHARE
 from kvgraft_testing.machine.reserving import Reserving
-from kvgraft_testing.machine.resuming import SHARE, Resuming
+from kvgraft_testing.machine.resuming import DRAFTED_TOKENS, SHARE, Resuming
 from kvgraft_testing.machine.setups import Setup, engine_for, open_cache
 from kvgraft_testing.machine.sizes import Sizes
 from kvgraft_testing.machine.streams import PromptedStreamEngine
@@ -166,11 +166,13 @@ class Bench:
         points = self.cache.points
         model = self.model.components
         windows = not all(each.is_state or each.is_prefix_closed for each in model)
-        decode_pages = -(-self.sizes.decode_tokens // self.sizes.page_size)
+        apart = self.sizes.decode_tokens
+        if windows:
+            apart = min(apart, DRAFTED_TOKENS) if self.sizes.max_drafts else 0
         resuming = Resuming(
             self.model,
             cut_pages=-(-self.sizes.cut_tokens // self.sizes.page_size),
-            decode_pages=1 if windows else max(1, decode_pages),
+            decode_pages=max(1, -(-apart // self.sizes.page_size)),
             spacing=points.spacing,
             state_spacing=points.state_spacing,
         )

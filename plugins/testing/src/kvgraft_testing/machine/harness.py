@@ -358,7 +358,8 @@ class Harness:
         bench.trace.call(f"restart {live.name}")
         live.found_again()
         live.prompt = max(live.prompt, len(live.tuple))
-        live.reserve = max(live.reserve, request.total - live.prompt, 0)
+        drafts = self.bench.sizes.max_drafts
+        live.reserve = max(live.reserve, request.total - drafts - live.prompt, 0)
         before = bench.seen
         limit = self.leases.limit(live.prompt)
         if request.load_failed:
@@ -375,7 +376,7 @@ class Harness:
             uses=self._resumed(live.sequence, before, limit),
             by=live.using,
         )
-        live.reserve = request.total - live.prompt
+        live.reserve = max(request.total - drafts - live.prompt, 0)
         live.chunk = request.chunk
         live.leased(size)
         self._tell_lease(live)
@@ -454,15 +455,17 @@ class Harness:
         form = Form(width, min(accepted, width))
         lives: list[Live] = []
         n_steps = len(tokens)
+        ahead = self.bench.sizes.max_drafts if self.steps.has_promised(form) else 0
         for live in self.live:
             runs = live.admitted and live.loaded and not live.waiting and not live.standing
             if not runs or not live.prompt <= live.computed == len(live.tuple):
                 continue
-            n_own = form.n_steps(live.prompt + live.reserve - live.computed)
+            n_left = live.prompt + live.reserve - live.computed
+            n_own = form.n_steps(n_left + ahead) if n_left > 0 else 0
             if n_own and all(self._apart(live, other) for other in lives):
                 lives.append(live)
                 n_steps = min(n_steps, n_own)
-        if len(lives) < 2:
+        if len(lives) < (1 if form.has_drafts else 2):
             return False
         tokens = tokens[:n_steps]
         names = ", ".join(live.name for live in lives)

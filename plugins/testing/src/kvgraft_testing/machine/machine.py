@@ -51,6 +51,7 @@ class CacheMachine(Scenes):
         host=st.sampled_from((9, 14, 20)),
         cut_tokens=st.sampled_from((0, 0, 5)),
         decode_tokens=st.sampled_from((0, 0, 5)),
+        max_drafts=st.sampled_from((3, 0)),
         variant=variants,
     )
     @unless_over
@@ -63,6 +64,7 @@ class CacheMachine(Scenes):
         host: int,
         cut_tokens: int = 0,
         decode_tokens: int = 0,
+        max_drafts: int = 0,
         variant: int = 0,
     ) -> None:
         scale = self.fitting[page_size]
@@ -74,6 +76,7 @@ class CacheMachine(Scenes):
             host * scale,
             cut_tokens,
             decode_tokens=decode_tokens,
+            max_drafts=max_drafts,
         )
         self.harness = Harness(self.variants[variant], sizes, self.judge)
 
@@ -231,7 +234,7 @@ class CacheMachine(Scenes):
     @rule(
         tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=3),
         width=st.sampled_from((1, 1, 2, 4)),
-        accepted=st.integers(1, 4),
+        accepted=st.integers(0, 4),
     )
     @unless_over
     def step_together(self, tokens: list[int], width: int, accepted: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvgraft_testing.machine.brute_force import BruteForce, ModelComponent
 
-__all__ = ["SHARE", "Progress", "Published", "Resuming"]
+__all__ = ["DRAFTED_TOKENS", "SHARE", "Progress", "Published", "Resuming"]
 
 SHARE = 8
 """A grid of points takes at most one byte for this many of the base component's."""
@@ -22,6 +22,9 @@ REPEAT_SHARE = 4
 
 SMALL_STEP = 64
 """With pages of fewer tokens, the pages that decoding leaves behind go back to the pools."""
+
+DRAFTED_TOKENS = 64
+"""Tokens between two states of a decode with drafts, at most, where there are windows."""
 
 COMPARED_PAGES = 96
 """Boundaries, in pages, at which a component's need is counted for the grid."""
@@ -143,6 +146,14 @@ class Resuming:
         )
 
     # -- data that a request leaves
+
+    def reached_from(self, prompt: int, computed: int) -> int:
+        """The boundary whose reaches a request keeps: windows wait for the next state (I10)."""
+        size = self.model.page_size
+        page = computed // size
+        if computed <= prompt or not self.states or not self.bounded:
+            return page
+        return max(page - page % self.decode_pages, prompt // size)
 
     def behind(self, own: Progress, position: int) -> dict[str, set[int]]:
         """Per bounded component, a request's pages that it needs no more at page `position`."""

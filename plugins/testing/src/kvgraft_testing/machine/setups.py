@@ -214,6 +214,7 @@ def open_cache(
         load=sizes.load,
         cut_tokens=sizes.cut_tokens,
         decode_interval_tokens=sizes.decode_tokens,
+        max_drafts=sizes.max_drafts,
         transfer_timeout_s=1e-3,
         device=setup.device,
         tenants={name: TenantSettings.model_validate(each) for name, each in setup.tenants.items()},

@@ -22,6 +22,7 @@ class Sizes:
         device, host: pools, in pages.
         cut_tokens: how close to one another a prefill may be cut for its states.
         decode_tokens: how far apart states are kept while decoding.
+        max_drafts: most drafts of a request that a pass verifies.
     """
 
     page_size: int = 2
@@ -31,12 +32,15 @@ class Sizes:
     host: int = 16
     cut_tokens: int = 0
     decode_tokens: int = 0
+    max_drafts: int = 0
 
     def __str__(self) -> str:
         load = "always loads" if self.load is None else "loads where that is faster"
         states = "" if not self.cut_tokens else f", cut at {self.cut_tokens} tokens or more"
         if self.decode_tokens > self.page_size:
             states += f", kept every {self.decode_tokens} tokens of a decode"
+        if self.max_drafts:
+            states += f", up to {self.max_drafts} drafts"
         return (
             f"pages of {self.page_size}, {self.device} pages on DEVICE, {self.host} on HOST, "
             f"{self.policy.value}, {load}{states}"

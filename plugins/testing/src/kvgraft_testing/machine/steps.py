@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvgraft.parts import Step
 from kvgraft_testing.machine.bench import Bench
@@ -23,8 +23,14 @@ __all__ = ["Form", "Steps"]
 Pages = dict[Prefix, tuple[int, ...]]
 
 
+MOST_REJECTED = 3
+"""Steps one after the other of which nothing is kept, at most."""
+
+
 class Form(NamedTuple):
     """Tokens that a step gives each request slots for, and how many of them are kept.
+
+    Those of a pass that ends where a state is kept are fewer.
 
     A step begins at most one page: the model's evictions do not follow pages that are left behind
     one after the other in one call.
@@ -38,9 +44,14 @@ class Form(NamedTuple):
         """Whether some are rejected."""
         return self.accepted < self.width
 
+    def kept(self, width: int) -> int:
+        """Tokens that are kept of a pass of so many."""
+        return min(self.accepted, width)
+
     def n_steps(self, n_tokens: int) -> int:
         """Steps for which so many tokens' slots do."""
-        return max(0, n_tokens - (self.width - self.accepted)) // self.accepted
+        left = max(0, n_tokens - (self.width - self.accepted))
+        return left // self.accepted if self.accepted else min(left, 1) * MOST_REJECTED
 
 
 class Steps:
@@ -84,30 +95,41 @@ class Steps:
         Each but the first notes the tokens of the one before, and takes the next ones' slots. The
         requests have no pages in common but those of the tree, and are of one namespace.
         """
-        for at, token in enumerate(tokens):
-            if not self._step(lives, token, form, notes=at > 0):
+        kept: list[int] | None = None
+        for token in tokens:
+            widths = self._step(lives, token, form, kept)
+            if widths is None:
                 return
-        for live in lives:
-            self._verify(live, tokens[-1], form)
-            self.go_on(live, form.accepted)
+            kept = [form.kept(width) for width in widths]
+        for live, n_tokens in zip(lives, kept or ()):
+            self._verify(live, tokens[-1], form, n_tokens)
+            if n_tokens:
+                self.go_on(live, n_tokens)
 
-    def _step(self, lives: list[Live], token: int, form: Form, *, notes: bool) -> bool:
-        """A step of several; whether all have slots."""
-        bench = self.bench
+    def _step(
+        self, lives: list[Live], token: int, form: Form, kept: list[int] | None
+    ) -> list[int] | None:
+        """A step of several, which notes the tokens kept of the one before if there was one.
+
+        Returns the tokens of each that have slots; None if not all have.
+        """
+        bench, notes = self.bench, kept is not None
         before, wanted = bench.seen, Counter[str]()
         tables = {live.name: self.publishing.tables(live) for live in lives}
         firsts = {live.name: live.request.allocated for live in lives}
         lasts = {live.name: (live.computed, live.own.last_point) for live in lives}
         skipped = self.publishing.skipped
-        for live in lives:
-            if notes:
-                self._verify(live, token, form)
-                self._pass(live, form.accepted)
+        widths = []
+        for live, n_kept in zip(lives, kept or [0] * len(lives)):
+            if n_kept:
+                self._verify(live, token, form, n_kept)
+                self._pass(live, n_kept)
+            widths.append(self._width(live, form))
             if not form.has_drafts:
                 live.tuple = (*live.tuple, *[token] * form.width)
                 if not notes:
                     live.request.key.extend([token] * form.width)
-            wanted.update(self._wanted(live, form.width))
+            wanted.update(self._wanted(live, widths[-1]))
         host: dict[str, int | None] = {
             each.name: wanted[each.name] for each in bench.paged if each.home_is_host
         }
@@ -125,12 +147,13 @@ class Steps:
 
         def ask() -> Step:
             requests, width = [live.request for live in lives], form.width
+            named: dict[str, Any] = {"n_tokens": width}
+            if self.has_promised(form):
+                named = {"n_drafts": width - 1}
             if not notes:
-                return self.cache.step(requests, n_tokens=width, n_computed=0)
+                return self.cache.step(requests, n_computed=0, **named)
             if form.has_drafts:
-                return self.cache.step(
-                    requests, n_tokens=width, n_computed=form.accepted, fence=bench.fence
-                )
+                return self.cache.step(requests, n_computed=kept, fence=bench.fence, **named)
             given = [[token] * width for _ in requests]
             return self.cache.step(requests, given, n_tokens=width, fence=bench.fence)
 
@@ -142,22 +165,38 @@ class Steps:
             by=lives[0].using,
         )
         bench.counts["steps of several"] += 1
+        bench.counts["drafts"] += self.has_promised(form)
         if step.refused:
             said = f"a step refused {len(step.refused)} of {len(lives)} requests with slots left"
             self.judge.fail("A7", None, said)
-            return False
+            return None
+        told = None if step.n_tokens is None else step.n_tokens.tolist()
+        wide = widths if self.has_promised(form) else None
+        said = f"a step of {form} takes {told} tokens, {wide} up to where states are kept"
+        self.judge.expect(told == wide, "G4", None, lambda: said)
         size = self.model.page_size
         for at, live in enumerate(lives):
-            self._check_step(live, step, form.width, at)
+            self._check_step(live, step, widths[at], at * form.width, form.width)
             if bench.resuming.matters and live.computed // size > lasts[live.name][0] // size:
-                self._check_loosened(live, live.computed // size)
-        return True
+                self._check_loosened(live)
+        return widths
 
-    def _verify(self, live: Live, token: int, form: Form) -> None:
+    def has_promised(self, form: Form) -> bool:
+        """Whether slots for the drafts of a step are promised, and it names them as such (G1)."""
+        return form.has_drafts and 1 < form.width <= 1 + self.bench.sizes.max_drafts
+
+    def _width(self, live: Live, form: Form) -> int:
+        """Tokens of a pass: one with drafts ends where the states of a decode are kept (G4)."""
+        if not self.bench.states or not self.has_promised(form):
+            return form.width
+        apart = self.bench.resuming.decode_pages * self.model.page_size
+        return min(form.width, apart - live.computed % apart)
+
+    def _verify(self, live: Live, token: int, form: Form, n_tokens: int) -> None:
         """Of a pass with drafts the key gets the accepted tokens afterwards."""
         if form.has_drafts:
-            live.tuple = (*live.tuple, *[token] * form.accepted)
-            live.request.key.extend([token] * form.accepted)
+            live.tuple = (*live.tuple, *[token] * n_tokens)
+            live.request.key.extend([token] * n_tokens)
 
     def _pass(self, live: Live, n_tokens: int) -> None:
         """The model computes tokens, which the next step notes."""
@@ -277,13 +316,14 @@ class Steps:
         if resuming.matters:
             bench.counts["left behind"] += page > was
             if page > was:
-                self._check_loosened(live, page)
+                self._check_loosened(live)
             self.publishing.check(live, own.based)
         assert live.computed == request.computed
 
-    def _check_loosened(self, live: Live, page: int) -> None:
+    def _check_loosened(self, live: Live) -> None:
         """Nodes that a bounded reach has passed whole are not pinned for it any longer (L7)."""
         receipt = live.request.receipt
+        page = self.bench.resuming.reached_from(live.prompt, live.computed)
         for component, segment in zip(self.model.components, receipt.segments):
             needed, node = self.model.pages(component, page), receipt.anchor
             while segment and node.parent is not None:
@@ -305,7 +345,7 @@ class Steps:
         if step.refused:
             self.cache.step([live.request], n_tokens=0)  # nothing of a refused pass is computed
             return False
-        self._check_step(live, step, n_tokens, 0)
+        self._check_step(live, step, n_tokens, 0, n_tokens)
         return True
 
     def _note(self, live: Live, n_tokens: int, fence: Point | None) -> None:
@@ -319,15 +359,15 @@ class Steps:
         """Whether a request decodes in steps, and has come that far."""
         return live.steps and live.request.computed >= live.prompt
 
-    def _check_step(self, live: Live, step: Step, n_tokens: int, place: int) -> None:
-        """The step names the slots that the tables name (T9), at the request's place in it."""
+    def _check_step(self, live: Live, step: Step, n_tokens: int, first: int, width: int) -> None:
+        """The step names the slots that the tables name (T9), from entry `first` on; then none."""
         size, start = self.model.page_size, live.request.computed
         for component in self.bench.paged:
             table = self.cache.table(live.request, component.name)
             row = self.cache.table_rows(component.name)[live.request.row, : len(table)]
             mapping = step.slot_mapping.get(component.name)
             if mapping is not None:
-                mapping = mapping[place * n_tokens : (place + 1) * n_tokens]
+                mapping = mapping[first : first + width]
             slots = [
                 int(table[at // size * component.slots_per_page])
                 for at in range(start, start + n_tokens)
@@ -335,7 +375,7 @@ class Steps:
             wanted = [
                 -1 if slot < 0 else slot * size + (start + at) % size
                 for at, slot in enumerate(slots)
-            ]
+            ] + [-1] * (width - n_tokens)
             self.judge.expect(
                 row.tolist() == table.tolist() and (mapping is None or mapping.tolist() == wanted),
                 "T9",
@@ -344,7 +384,7 @@ class Steps:
             )
         for component in self.bench.states:
             slot = self.cache.state_slot(live.request, component.name)
-            told = int(step.state_slots[component.name][place])
+            told = int(step.state_slots[component.name][first // width])
             self.judge.expect(
                 told == slot,
                 "T9",
@@ -388,7 +428,7 @@ class Steps:
                 live.standing, live.standing_as = page, "grid"
             elif page - max(own.last_point, own.last_left) >= resuming.state_spacing:
                 live.standing, live.standing_as = page, "left"
-        elif page and live.reserve and page % resuming.decode_pages == 0:
+        elif page and live.request.total > live.prompt and not page % resuming.decode_pages:
             live.tracked = page
 
     def _read(self, live: Live) -> None:
