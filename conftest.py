@@ -13,6 +13,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -44,7 +45,7 @@ settings.load_profile("ci" if os.environ.get("CI") else "dev")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--rule ID`."""
-    said = "run only tests that name a rule of the contract, in parameters or source"
+    said = "run only tests that name a rule of the contract, in a marker, parameters or source"
     parser.addoption("--rule", metavar="ID", help=said)
 
 
@@ -95,13 +96,14 @@ def _keep_those_of(rule: str | None, config: pytest.Config, items: list[pytest.I
 
 
 def _about(item: pytest.Item) -> str:
-    """A test's id, what it is given, and its source."""
+    """A test's id, its markers, what it is given, and its source."""
+    about = [item.nodeid, *[str(mark.args) for mark in item.iter_markers("rule")]]
     given = getattr(item, "callspec", None)
-    try:
-        source = inspect.getsource(getattr(item, "obj", None))  # type: ignore[arg-type]
-    except (OSError, TypeError):
-        source = ""
-    return f"{item.nodeid} {given and given.params} {source}"
+    with suppress(ValueError, RecursionError):  # a number or a tuple that is too long to be shown
+        about.append(str(given and given.params))
+    with suppress(OSError, TypeError):
+        about.append(inspect.getsource(getattr(item, "obj", None)))  # type: ignore[arg-type]
+    return " ".join(about)
 
 
 def _no_accelerator_for(item: pytest.Item) -> str | None:

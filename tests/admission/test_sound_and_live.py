@@ -48,6 +48,7 @@ def _small(setup: Setup, random: Random) -> tuple[Cache, PromptEngine]:
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
 @given(random=randoms)
+@pytest.mark.rule("A2")
 def test_an_admitted_request_gets_every_slot_beside_any_others(name: str, random: Random) -> None:
     crowd = crowd_of(SETUPS[name], random)
     for _ in range(random.randint(5, 60)):

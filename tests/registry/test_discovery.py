@@ -57,6 +57,7 @@ print(cache.finish(request), cache.begin(TokenKey(range(9))).anchor_tokens)
     assert (done.stdout, done.stderr) == ("8 8\n", "")
 
 
+@pytest.mark.rule("P4")
 def test_two_distributions_of_one_name_are_refused_and_both_named(shelf: Shelf) -> None:
     shelf.put("kvgraft-thrown", SOUND)
     shelf.put("thrown-fork", SOUND)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from kvgraft import Cache, CacheConfig, Span, TokenKey
 from kvgraft.packages.registry import load_plugin
 
 from ..mutants.packages import paged
 
 
+@pytest.mark.rule("I5")
 def test_a_checkpoint_takes_the_new_pins_before_it_drops_the_old_ones() -> None:
     told: list[tuple[str, int]] = []
     pinned: list[int] = []

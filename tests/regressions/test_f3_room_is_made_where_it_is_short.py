@@ -98,6 +98,7 @@ def _in_tree(component: TreeComponent) -> int:
 
 
 @pytest.mark.parametrize(("setup", "chain"), CASES, ids=IDS)
+@pytest.mark.rule("R3")
 def test_a_load_back_makes_room_in_the_short_pool_alone_and_for_its_own_shortfall(
     setup: Setup, chain: int
 ) -> None:

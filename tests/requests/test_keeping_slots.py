@@ -47,6 +47,7 @@ def compute(cache: Cache, request: Request) -> None:
 
 
 @pytest.mark.parametrize("components", COMPONENTS.values(), ids=COMPONENTS)
+@pytest.mark.rule("N1")
 def test_tables_stay_where_others_shared_the_same_tokens_before(
     components: dict[str, dict[str, Any]],
 ) -> None:
@@ -67,6 +68,7 @@ def test_tables_stay_where_others_shared_the_same_tokens_before(
     cache.close()
 
 
+@pytest.mark.rule("N1")
 def test_duplicates_are_the_requests_own_until_it_ends_and_are_freed_once() -> None:
     cache = opened(COMPONENTS["full"])
     for request in [life.admitted(cache, TOKENS) for _ in range(2)]:
@@ -79,6 +81,7 @@ def test_duplicates_are_the_requests_own_until_it_ends_and_are_freed_once() -> N
     cache.close()
 
 
+@pytest.mark.rule("N1")
 def test_a_checkpoint_without_room_for_both_copies_is_declined() -> None:
     """Beside its own pages it would pin the tree's, which others were promised (A12)."""
     cache = opened(COMPONENTS["full"], n_pages=31)
@@ -110,6 +113,7 @@ def test_a_table_is_read_from_a_page_on() -> None:
     cache.close()
 
 
+@pytest.mark.rule("N1")
 def test_slots_are_not_kept_where_a_component_has_states() -> None:
     with opened({"full": {}, "mamba": {"states": 8}}) as cache:
         request = cache.begin(TokenKey(TOKENS))

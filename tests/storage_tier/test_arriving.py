@@ -97,6 +97,7 @@ def anchor(cache: Cache, limit: int) -> int:
 
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
+@pytest.mark.rule("S1")
 def test_arriving_pages_are_inserted_where_allowed_and_the_caller_keeps_the_rest(
     setup: Setup, policy: WritePolicy
 ) -> None:

@@ -81,6 +81,7 @@ def test_copies_a_checkpoint_starts_wait_for_its_fence() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
+@pytest.mark.rule("L5", "L8")
 def test_the_source_of_a_copy_is_not_reused_before_its_end(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=128, host_tokens=256)
     server, fence = Server(cache), HeldFence()
@@ -150,6 +151,7 @@ def test_a_childs_backup_is_not_published_when_its_parents_failed(name: str) -> 
     ("name", "narrow"),
     [("full+swa", "swa"), ("full+sinks", "sinks"), ("full+quartered+ssm", "quartered")],
 )
+@pytest.mark.rule("B2")
 def test_a_node_is_backed_up_for_all_components_or_not_at_all(name: str, narrow: str) -> None:
     sizes: dict[str, Any] = {narrow: {"host_tokens": 2}}
     cache = SETUPS[name].open(**sizes)
@@ -171,6 +173,7 @@ def test_a_node_is_backed_up_for_all_components_or_not_at_all(name: str, narrow:
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
 @pytest.mark.parametrize("cut", [4, 8, 14])
+@pytest.mark.rule("B5")
 def test_a_node_split_during_its_copy_gives_each_part_its_share(name: str, cut: int) -> None:
     cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
     server, fence = Server(cache), HeldFence()
@@ -225,6 +228,7 @@ def test_policies_back_up_at_the_first_touch_the_second_or_at_eviction(
     ("name", "late"),
     [("full+swa", "swa"), ("full+sinks", "sinks"), ("full+mamba", "mamba"), ("swa+ssm", "ssm")],
 )
+@pytest.mark.rule("B7")
 def test_data_that_a_node_gains_after_its_backup_is_backed_up(name: str, late: str) -> None:
     cache = SETUPS[name].open(device_tokens=256, host_tokens=256)
     server = Server(cache)

@@ -240,6 +240,7 @@ def test_pages_below_a_failed_load_are_not_published(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
+@pytest.mark.rule("L8")
 def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str) -> None:
     cache, server = on_host(SETUPS[name])
     fence = HeldFence()
@@ -272,6 +273,7 @@ def test_aborting_while_the_transfer_flies_leaves_it_to_end_by_itself(name: str)
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
 @pytest.mark.parametrize("cut", [4, 10])
+@pytest.mark.rule("B5")
 def test_a_node_split_while_it_is_loaded_gets_both_parts(name: str, cut: int) -> None:
     cache, server = on_host(SETUPS[name])
     fence = HeldFence()
@@ -393,6 +395,7 @@ class LostEngine(CpuTransferEngine):
 
 
 @pytest.mark.parametrize("name", sorted(SETUPS))
+@pytest.mark.rule("R4")
 def test_an_engine_that_refuses_a_load_leaves_everything_as_it_was(name: str) -> None:
     engine = LostEngine()
     cache, server = on_host(SETUPS[name], engine=engine)

@@ -220,6 +220,7 @@ def test_a_state_that_is_promised_is_kept_though_no_copy_ends() -> None:
 
 
 @pytest.mark.parametrize("name", MIRRORED)
+@pytest.mark.rule("E5")
 def test_host_eviction_leaves_the_device_alone(name: str) -> None:
     cache = SETUPS[name].open(device_tokens=128, host_tokens=128)
     server = Server(cache)

@@ -133,6 +133,7 @@ def test_a_release_undoes_its_pins_after_any_split_in_between() -> None:
     assert [each["pinned"] for each in ledgers(tree)] == [each["pinned"] for each in before]
 
 
+@pytest.mark.rule("L4")
 def test_data_that_arrives_on_a_pinned_node_is_pinned_on_arrival() -> None:
     tree = open_tree("full")
     node = insert(tree, SEQUENCE)
@@ -163,6 +164,7 @@ def test_a_window_pins_its_window_of_a_long_leaf_and_no_more() -> None:
 # -- inserting (I3)
 
 
+@pytest.mark.rule("I3")
 def test_pages_given_back_behind_a_window_are_not_freed_again() -> None:
     """The window comes with its last pages only; the pages of the base are all adopted."""
     tree = open_tree("full", "window")

@@ -397,6 +397,7 @@ def open_buffer(
     return buffer
 
 
+@pytest.mark.rule("H1")
 def test_a_decoded_token_is_on_the_host_before_its_hot_row_is_reused() -> None:
     pool, hot, host = make_pool()
     buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=5)
@@ -421,6 +422,7 @@ def test_an_append_without_a_host_page_is_refused_and_changes_nothing() -> None:
     assert buffer.resident_tokens(0).tolist() == list(range(8))
 
 
+@pytest.mark.rule("H2")
 def test_the_newest_token_survives_selections_that_replace_every_other_row() -> None:
     pool, hot, host = make_pool()
     buffer = open_buffer(pool, hot, host, hot_tokens=4, n_pages=6)
@@ -595,6 +597,7 @@ def test_a_prefix_is_adopted_by_a_new_sequence_only() -> None:
         buffer.adopt_prefix(host.allocator.allocate(1) or b"")
 
 
+@pytest.mark.rule("H6")
 def test_a_sequence_that_fits_reads_nothing_from_the_host_once_it_is_resident() -> None:
     pool, hot, host = make_pool()
     prefix = host.allocator.allocate(2) or b""
