@@ -16,7 +16,7 @@ import kvgraft
 from kvgraft_cli import app
 
 from ..commands import KVGRAFT, run, run_forked
-from ..registry.distributions import Shelf
+from ..packages.distributions import Shelf
 from .refusals import refused
 
 

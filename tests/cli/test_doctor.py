@@ -16,7 +16,7 @@ from kvgraft_cli.doctor import doctor
 from kvgraft_file import FileBackend, FileOptions
 
 from ..commands import KVGRAFT, run_forked
-from ..registry.distributions import Shelf
+from ..packages.distributions import Shelf
 
 
 def test_the_installation_is_reported_in_one_page() -> None:

@@ -31,7 +31,7 @@ from kvgraft.types import LockQuery, TransferQuery
 from kvgraft_storage.settings import StorageSettings
 from kvgraft_testing.stepped import SteppedTransferEngine
 
-from ..registry.switchable import Package
+from ..packages.switchable import Package
 from ..serving import life
 from ..serving.components import PagedPackage, StatePackage
 from ..serving.own_parts import override, own_parts

@@ -8,7 +8,7 @@ from kvgraft.packages.registry import load_plugin
 from kvgraft_testing.checking import Checker
 
 from ..mutants.packages import Package
-from ..registry.distributions import Shelf
+from ..packages.distributions import Shelf
 
 __all__ = ["SOUND", "budgeting", "checker_of", "put"]
 

@@ -33,7 +33,7 @@ from kvgraft_testing.subject import Subject
 from ..commands import KVGRAFT
 from ..model.patterns import BlockSparse, Strided
 from ..mutants.packages import paged
-from ..registry.distributions import COMPONENT, Shelf
+from ..packages.distributions import COMPONENT, Shelf
 
 
 @dataclass(frozen=True, slots=True)

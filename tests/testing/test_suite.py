@@ -28,7 +28,7 @@ from ..cli.refusals import refused
 from ..commands import KVGRAFT, run, run_forked
 from ..mutants.components import MUTANTS
 from ..mutants.packages import paged
-from ..registry.distributions import COMPONENT, Shelf
+from ..packages.distributions import COMPONENT, Shelf
 
 (FORGETFUL,) = (m for m in MUTANTS if m.name == "host hits are counted twice")
 

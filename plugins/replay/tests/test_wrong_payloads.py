@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.commands import KVGRAFT
-from tests.registry.distributions import Shelf
+from tests.packages.distributions import Shelf
 
 SOURCE = """
 from kvgraft import (
