@@ -98,11 +98,19 @@ def swapping(checkpoint: Callable[[Any], bool], request: Any, *, keep_slots: boo
     return checkpoint(request)
 
 
+def impatient(new: Callable[[Any], Any], request: Any) -> Any:
+    """A sequence that does not wait for data that others compute: it computes it once more."""
+    sequence = new(request)
+    sequence.waited = True
+    return sequence
+
+
 def test_a_manager_that_swaps_slots_is_caught(put: Put) -> None:
     put(SETTINGS)
     wrong = 0
     for seed in range(N_SEEDS):
-        engine = Engine(WINDOWS)  # pages are computed twice there
+        engine = Engine(WINDOWS)
+        engine.manager._new_sequence = partial(impatient, engine.manager._new_sequence)
         engine.manager.cache.checkpoint = partial(swapping, engine.manager.cache.checkpoint)
         wrong += drive(engine, Traffic(seed)).wrong
         if wrong:
@@ -288,17 +296,38 @@ def test_others_resume_from_a_prompt_while_its_request_decodes(put: Put) -> None
     assert engine.manager.cache.stats().tokens.device == 36
 
 
-@pytest.mark.parametrize(("sizes", "resumed"), [(FULL, 16), (WINDOWS, 0)], ids=["full", "windows"])
-def test_a_request_resumes_from_what_its_own_step_computes(
-    put: Put, sizes: Sizes, resumed: int
-) -> None:
+def test_a_request_resumes_from_what_its_own_step_computes(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(FULL)
+    engine.add("first", range(18), max_tokens=2)
+    engine.add("second", [*range(16), 1, 2, 3], max_tokens=2)
+    engine.step()
+    assert set(engine.worker.tables) == {"first", "second"}
+    assert engine.worker.stats.hits == 16
+    assert serve(engine).wrong == 0
+
+
+@pytest.mark.parametrize("sizes", [WINDOWS, STATES], ids=["windows", "states"])
+def test_a_request_waits_a_step_for_what_another_computes(put: Put, sizes: Sizes) -> None:
     put(SETTINGS)
     engine = Engine(sizes)
     engine.add("first", range(18), max_tokens=2)
     engine.add("second", [*range(16), 1, 2, 3], max_tokens=2)
     engine.step()
-    assert set(engine.worker.tables) == {"first", "second"}
-    assert engine.worker.stats.hits == resumed
+    assert set(engine.worker.tables) == {"first"}
+    engine.step()
+    assert engine.worker.stats.hits == 16
+    assert serve(engine).wrong == 0
+
+
+def test_a_state_is_hit_in_the_step_after_the_one_that_reached_it(put: Put) -> None:
+    put(SETTINGS)
+    engine = Engine(STATES)
+    engine.add("first", range(10), max_tokens=4)
+    engine.step()
+    engine.add("second", [*range(8), 50, 51, 52], max_tokens=2)
+    engine.step()
+    assert engine.worker.stats.hits == 8
     assert serve(engine).wrong == 0
 
 

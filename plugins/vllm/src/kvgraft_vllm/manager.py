@@ -75,9 +75,10 @@ class _Sequence:
         request: None while it waits.
         runs: whether it has slots.
         deferred_at: `KvgraftCacheManager.changes` when it was deferred; -1 if it was not.
+        waited: whether it has waited, a step, for data that another was computing.
     """
 
-    __slots__ = ("deferred_at", "is_shared", "key", "request", "runs")
+    __slots__ = ("deferred_at", "is_shared", "key", "request", "runs", "waited")
 
     def __init__(self, key: TokenKey, *, is_shared: bool) -> None:
         self.key = key
@@ -85,6 +86,7 @@ class _Sequence:
         self.request: Any = None
         self.runs = False
         self.deferred_at = -1
+        self.waited = False
 
 
 class KvgraftCacheManager(KVCacheManager):
@@ -191,8 +193,15 @@ class KvgraftCacheManager(KVCacheManager):
         key.extend(request.all_token_ids[key.n_tokens : n_tokens])
         most = request.num_prompt_tokens + request.max_tokens - n_tokens
         reserve = min(self.settings.reserve, most, self.max_model_len - n_tokens)
-        found = self.cache.begin(key, reserve=max(0, reserve), chunk=min(self.chunk, n_tokens))
-        if self.cache.admit(found).admitted:
+        found = self.cache.begin(
+            key,
+            reserve=max(0, reserve),
+            chunk=min(self.chunk, n_tokens),
+            max_deferrals=int(self._is_bounded and sequence.is_shared and not sequence.waited),
+        )
+        decision = self.cache.admit(found)
+        sequence.waited = sequence.waited or decision.pending is not None
+        if decision.admitted:
             sequence.request = found
             self._admitted.append(sequence)
         else:
@@ -237,6 +246,8 @@ class KvgraftCacheManager(KVCacheManager):
             self._publish(sequence, request)
         before = found.allocated
         has_room = self.cache.allocate(found, end - found.computed)
+        if has_room and sequence.runs and self._has_states:
+            self.cache.allocate(found, end - found.computed)  # shares the state that was kept
         self._tell(request)
         if not has_room:
             return None
