@@ -130,6 +130,7 @@ class Scene:
         full_check: operations between two recomputations of all books.
         storage: settings of a storage tier.
         load: the choice between loading and computing; None always loads.
+        max_drafts: most drafts of a request in a pass; states are kept every two pages then.
 
     Attributes:
         base, window: packages with every hook, which a test makes misbehave.
@@ -150,6 +151,7 @@ class Scene:
         full_check: int = NEVER,
         storage: StorageSettings | None = None,
         load: LoadModel | None = None,
+        max_drafts: int = 0,
     ) -> None:
         self.base = Package("base", Reach(Everything()))
         self.window = Windowed()
@@ -177,6 +179,8 @@ class Scene:
             host_tokens=host_tokens,
             write_policy=policy,
             load=load,
+            max_drafts=max_drafts,
+            decode_interval_tokens=2 * PAGE,
             transfer_timeout_s=1e-3,
             guard=mode,
             guard_sample=1.0,

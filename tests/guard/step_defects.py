@@ -113,6 +113,18 @@ def a_state_that_a_step_copies_for_another_request(put: Patch) -> None:
     steps(scene, requests, 3 * PAGE)
 
 
+@breaks("G4")
+def a_pass_with_drafts_that_goes_beyond_a_state(put: Patch) -> None:
+    def all_of_them(self: Stepper, batch: Batch) -> Any:
+        return np.full(len(batch.rows), batch.n_tokens, np.int64)
+
+    scene = Scene(plain=True, state=True, max_drafts=PAGE)
+    requests = decoding(scene, 1)
+    put.into(scene.cache.stepper, _up_to_states=all_of_them)
+    for _ in range(4):
+        assert scene.cache.step(requests, n_drafts=PAGE).requests == requests
+
+
 @breaks("A1", "base")
 def slots_of_a_step_that_stay_promised(put: Patch) -> None:
     def kept(self: Stepper, requests: list[Request], *where: Any) -> None:

@@ -41,7 +41,8 @@ def decode_with_drafts(name: str, seed: int, n_rounds: int) -> int:
                 lives.append(live)
         for _ in range(draw.randrange(2, 9)):
             tokens = [draw.choice((1, 2)) for _ in range(draw.randrange(1, 4))]
-            harness.step_together(tokens, draw.randrange(2, 5), draw.randrange(5))
+            width = draw.randrange(2, 5)
+            harness.step_together(tokens, width, draw.randrange(width))
             alone = draw.choice(lives) if lives else None
             if alone is not None and draw.random() < 0.2 and alone.computed < alone.prompt + 1:
                 harness.checkpoint(alone)

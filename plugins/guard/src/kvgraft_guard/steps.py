@@ -18,6 +18,7 @@ from kvgraft.parts import Step
 from kvgraft.requests.request import Request
 from kvgraft.requests.tables import state_number
 from kvgraft.tree.component import TreeComponent
+from kvgraft_guard.decoding import decode_pages
 from kvgraft_guard.watched import Watched
 from kvgraft_scheduling.rows import Rows
 from kvgraft_scheduling.stepping import PADDING
@@ -75,7 +76,7 @@ class Steps:
         self.watched = watched
         self.rows = rows
         self.size = watched.tree.page_size
-        self.every_tokens = watched.cache.points.decode_pages * self.size
+        self.every_tokens = decode_pages(watched.cache) * self.size
         self._until: dict[int, tuple[Request, int]] = {}
         self._asked: object = None
         self._known: set[int] = set()
@@ -119,11 +120,13 @@ class Steps:
         """The step is over: `slow` of its requests took the slow path.
 
         Raises:
-            ContractViolation: T9 for other tokens, slots or rows than those of the request, I7 for
-                a state that was not kept, A1 for slots beside the promise.
+            ContractViolation: G4 for drafts behind a state that is to be kept, T9 for other tokens,
+                slots or rows than those of the request, I7 for a state that was not kept, A1 for
+                slots beside the promise.
         """
         if step.n_tokens is not None:
             widths = step.n_tokens.tolist()
+            self._check_widths(step, widths)
         else:
             n_tokens = int(step.seq_lens[0]) - step.requests[0].computed if step.requests else 0
             widths = [n_tokens] * len(step.requests)
@@ -147,6 +150,17 @@ class Steps:
         self._until = {ident: held for ident, held in self._until.items() if held[0].row >= 0} | {
             id(each): (each, each.computed + given.get(id(each), 0)) for each in batch
         }
+
+    def _check_widths(self, step: Step, widths: Sequence[int]) -> None:
+        every = self.every_tokens
+        for request, width in zip(step.requests, widths):
+            if self.watched.tree.has_state and request.computed % every + width > every:
+                raise ContractViolation(
+                    "G4",
+                    None,
+                    f"a pass of {width} tokens from {request.computed} of {request!r} goes beyond "
+                    f"a multiple of {every}, where its state is to be kept",
+                )
 
     # -- requests that go the common way
 

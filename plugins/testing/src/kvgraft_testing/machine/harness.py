@@ -465,6 +465,8 @@ class Harness:
             if n_own and all(self._apart(live, other) for other in lives):
                 lives.append(live)
                 n_steps = min(n_steps, n_own)
+        if form.has_drafts:
+            lives = lives[:1]  # where more leave pages behind, evictions are not foreseen
         if len(lives) < (1 if form.has_drafts else 2):
             return False
         tokens = tokens[:n_steps]
