@@ -196,7 +196,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("E6", "I2"),
         "tree/tree.py",
         "pool.evicted[cause] += n_slots",
-        "pool.evicted[cause] += n_slots if tier is DEVICE else 0",
+        "pool.evicted[cause] += n_slots if on_device else 0",
     ),
     "a load-back makes room for its pages in the state's pool": BadCore(
         ("R3",),
@@ -844,7 +844,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         ("I9", "B6", "T7", "B2", "B7"),
         "tree/operations.py",
         (
-            "        and not is_left_behind(cell.stamp)\n"
+            "        and cell.stamp >= FIRST_USE\n"
             "        and cell.host is None\n"
             "        and cell.incoming is None\n"
             "    ]"

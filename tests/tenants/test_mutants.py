@@ -137,8 +137,8 @@ def an_evicted_slot_stays_its_tenants(patch: Patch) -> None:
         patch,
         Tree,
         "leaves",
-        "component.ledger(tier, node.tenant)",
-        "component.ledger(tier, 0 if tier is DEVICE else node.tenant)",
+        "(component.devices if on_device else component.hosts)[node.tenant]",
+        "component.devices[0] if on_device else component.hosts[node.tenant]",
     )
 
 
@@ -147,8 +147,8 @@ def a_slot_dropped_on_host_is_taken_off_anothers_books(patch: Patch) -> None:
         patch,
         Tree,
         "leaves",
-        "component.ledger(tier, node.tenant)",
-        "component.ledger(tier, node.tenant if tier is DEVICE else -1)",
+        "(component.devices if on_device else component.hosts)[node.tenant]",
+        "component.devices[node.tenant] if on_device else component.hosts[-1]",
     )
 
 

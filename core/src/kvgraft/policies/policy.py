@@ -15,6 +15,7 @@ CLASS_BITS: Final = 8
 
 MAX_CLASSES: Final = 1 << CLASS_BITS
 
+FIRST_USE: Final = 0
 LEFT_BEHIND: Final = 1 << 62
 """Taken off the stamp of data that a running request left behind, until it is used again (I9)."""
 
@@ -37,7 +38,7 @@ def use_of(stamp: int) -> int:
 
 def is_left_behind(stamp: int) -> bool:
     """Whether a stamp is of data that was left behind, and that nobody has used since."""
-    return stamp < 0
+    return stamp < FIRST_USE
 
 
 class Hint(str, enum.Enum):

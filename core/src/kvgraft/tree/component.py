@@ -19,7 +19,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
-from kvgraft.policies.policy import Order, is_left_behind
+from kvgraft.policies.policy import FIRST_USE, Order
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import DEVICE, HOST, Ledger, PoolBooks
@@ -182,7 +182,7 @@ class Candidates:
     def _line(self, node: Node, cell: Cell) -> _Line:
         """Where a node belongs by now."""
         stamp, lifetimes, lines = cell.stamp, self._tree.lifetimes, self._lines[node.tenant]
-        if is_left_behind(stamp):
+        if stamp < FIRST_USE:
             return lines[LEFT]
         level = 0 if lifetimes is None else lifetimes.priority(stamp)
         line = lines.get(level)

@@ -451,7 +451,7 @@ def pin_host(
 ) -> None:
     """Add `step` HOST pins over `segment` from page `host_from` on."""
     #   first pin of a cell with data:  evictable -> pinned        last one gone:  back
-    index = component.index
+    index, pool = component.index, component.host
     moved = 0
     nodes: list[Node] = []
     if component.is_state:
@@ -467,12 +467,12 @@ def pin_host(
     for node in nodes:
         cell = node.cells[index]
         cell.host_pins += step
-        if cell.host is not None and cell.host_pins == (1 if step > 0 else 0):
+        if pool is not None and cell.host is not None and cell.host_pins == (1 if step > 0 else 0):
             moved += len(cell.host) // SLOT_BYTES
             if step > 0:
-                component.pool(HOST).queue.withdraw(node)
+                pool.queue.withdraw(node)
             elif tree.is_candidate(node, component, HOST):
-                component.pool(HOST).queue.push(node)
+                pool.queue.push(node)
     ledger = component.hosts[anchor.tenant]
     if moved and ledger is not None:
         ledger.pinned += step * moved

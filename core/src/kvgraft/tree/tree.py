@@ -401,7 +401,6 @@ class Tree:
             source: the tier that it was copied from; None if it was computed.
             grown_from: the first of the pages that a leaf grew by in place, if it did.
         """
-        #   the caller's slots -> pinned where the cell is, else evictable
         #   live of a node = own cells with data + live children: from 0 to 1 its parent gains one
         cell = node.cells[component.index]
         on_device = tier is DEVICE
@@ -474,14 +473,17 @@ class Tree:
         """Unpinned data is about to leave its cell: notify the observers, take it off the books."""
         for each in self.observers:
             each.leaving(node, component, tier, cause)
-        pool, ledger = component.pool(tier), component.ledger(tier, node.tenant)
+        on_device = tier is DEVICE
+        pool = component.device if on_device else component.pool(HOST)
+        ledger = (component.devices if on_device else component.hosts)[node.tenant]
+        assert ledger is not None
         n_slots = len(slots) // SLOT_BYTES
         ledger.evictable -= n_slots
         if self.for_tenant is not None and self.for_tenant != node.tenant:
             ledger.lost += n_slots
         pool.evicted[cause] += n_slots
         pool.queue.withdraw(node)
-        if tier is DEVICE:
+        if on_device:
             component.clean.withdraw(node)
 
     def detach(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> bytes:
@@ -527,7 +529,7 @@ class Tree:
     def drop(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
         """An unpinned cell's slots on a tier become free."""
         slots = self.detach(node, component, tier, cause)
-        component.pool(tier).allocator.free(slots)
+        (component.device if tier is DEVICE else component.pool(HOST)).allocator.free(slots)
         cell = node.cells[component.index]
         if cell.device is None and cell.host is None:
             self.drop_points(node, component)
