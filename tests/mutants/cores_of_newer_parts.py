@@ -124,7 +124,7 @@ change(
     "everything+drawn",
     "T9",
     Stepper._slot_mapping,
-    "length = (length[:, None] + np.arange(n_tokens if len(rows) else 0)).reshape(-1)",
+    "length = (length[:, None] + each).reshape(-1)",
     "length = length.repeat(n_tokens)",
 )
 change(
