@@ -290,3 +290,29 @@ def test_more_drafts_than_the_cache_is_opened_for_are_refused() -> None:
             with pytest.raises(ConfigError, match=said):
                 cache.step([chat.request], **given)
         assert chat.request.computed == 30
+
+
+def test_a_key_cut_before_its_request_steps_takes_nothing_from_later_passes() -> None:
+    with opened(FULL, 16, 4) as cache:
+        chat = begun(cache, [*range(40)], 100)
+        assert chat is not None
+        request = chat.request
+        request.key.extend([1, 2, 3])
+        request.key.truncate(40)
+        cache.step([request], [[1, 2, 3, 4, 5]], n_drafts=4)
+        request.key.truncate(42)
+        step = cache.step([request], [[6, 7, 8, 9, 10]], n_drafts=4, n_computed=2)
+        assert step.seq_lens.tolist() == [47]
+
+
+def test_drafts_may_reach_beyond_the_longest_request() -> None:
+    """A request is as long as `max_tokens` without them: its last passes have room for drafts."""
+    with opened(FULL, 16, 4, max_tokens=128) as cache:
+        chat = begun(cache, [*range(100)], 28)
+        assert chat is not None
+        request = chat.request
+        for end in range(101, 129):
+            cache.step([request], n_drafts=4, n_computed=int(end > 101))
+            request.key.extend([1])
+        cache.step([request], n_tokens=0, n_computed=1)
+        assert request.computed == 128

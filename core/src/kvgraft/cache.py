@@ -195,9 +195,8 @@ class Cache(Serving, metaclass=MadeOfParts):
 
         Raises:
             ConfigError: no `TokenKey`, an empty one or one longer than `max_tokens`, a negative
-                reservation or `max_deferrals`, a
-                chunk below one token, no hint of that name, no such priority or time, or a
-                namespace that storage has no name for.
+                reservation or `max_deferrals`, a chunk below one token, no hint of that name, no
+                such priority or time, or a namespace that storage has no name for.
             LeaseError: the cache is closed, a running request has this key, or the prefetch was
                 cancelled, or given before, or is none of this cache.
         """

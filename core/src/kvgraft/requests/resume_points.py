@@ -74,7 +74,7 @@ class ResumePoints:
         state_spacing: pages between states that are left behind at the ends of chunks.
         decode_pages: while decoding, states are kept at multiples of this many pages.
         late_pages: how many pages behind its window a decode keeps until the next state, at most.
-        draft_pages: the same and those of drafts, which take slots before its window moves on.
+        draft_pages: those and pages for drafts, whose slots are taken before its window moves.
     """
 
     def __init__(self, tree: Tree, mounted: Sequence[Mounted], config: CacheConfig) -> None:

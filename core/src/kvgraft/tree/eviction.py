@@ -20,8 +20,8 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
-LEAST_TOKENS = 1024
-"""That leave a long node at a time, where so many are there: each time costs a split of it."""
+LEAST_TOKENS, LEAST_SHARE = 1024, 64
+"""The tokens, or the part, that a long node loses at least: each time its rest is copied."""
 
 
 class Victim(NamedTuple):
@@ -131,6 +131,7 @@ def _keep_guaranteed(tree: Tree, node: Node, component: TreeComponent, tier: Tie
 
 def _cut(tree: Tree, node: Node, component: TreeComponent, most: int) -> None:
     """No more than the last `most` slots of a victim leave; those before them are next in line."""
+    most = max(most, component.n_slots(node) // LEAST_SHARE)
     if component.n_slots(node) > most:
         tree.split(node, node.end - most // component.slots_per_page)
 

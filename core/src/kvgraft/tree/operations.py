@@ -341,9 +341,9 @@ def _cancel(tree: Tree, node: Node, component: TreeComponent) -> None:
 
 
 def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool) -> bool:
-    """Whether the data that a component's depends on is there on `node` (T4, T5).
+    """Whether `node` has what a component's data there depends on (T4, T5).
 
-    It is not if another transfer, on which this one relied, delivered nothing.
+    It lacks it where another transfer, on which this one relied, delivered nothing.
     """
     if to_host:
         base = tree.components[0]

@@ -178,7 +178,7 @@ class Rows:
         self.request[row] = request
         request.row = row
         self.given[row] = request.computed
-        request.cut_rows = self.cut
+        request.cut_rows, request.cut_at = self.cut, FAR
         self.touch(row)
 
     def give_back(self, request: Request) -> None:

@@ -672,7 +672,8 @@ def stepper_of(cache: Any, make: Callable[..., Stepper]) -> Stepper:
     """
     config = cache.config
     pinned = config.device.startswith("cuda") and config.payload
-    rows = Rows(cache.tree, config.max_requests, config.max_tokens, pinned=pinned)
+    most = None if config.max_tokens is None else config.max_tokens + config.max_drafts
+    rows = Rows(cache.tree, config.max_requests, most, pinned=pinned)
     given = cache.publisher, cache.states, cache.evictor, config.max_drafts
     return make(Stepper, cache.tree, rows, *given)
 
