@@ -32,6 +32,10 @@ def test_calls_and_settings_of_ours_that_are_named_are_there() -> None:
     for name in re.findall(r"`step\.(\w+)", here):
         assert name in Step._fields, name
     settings = {*CacheConfig.model_fields, *StorageSettings.model_fields}
-    calls = {name for each in (Cache, Request) for name in dir(each)} | {"reserve", "chunk"}
+    calls = {name for each in (Cache, Request) for name in dir(each)} | {
+        "reserve",
+        "chunk",
+        "n_drafts",
+    }
     words = set(re.findall(r"`([a-z]+(?:_[a-z]+)*)`", here))
     assert words - settings - calls == {"dtype", "cache_salt", "n_layers"}

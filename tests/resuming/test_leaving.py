@@ -168,7 +168,7 @@ def test_a_boundary_the_engine_names_outlives_data_left_behind(named: Any) -> No
 def test_an_invalid_boundary_is_refused() -> None:
     cache = window_cache()
     for wrong in (-1, 11, "5", [3, None], True):
-        with pytest.raises(ConfigError, match=r"resume_at .* in a prompt of 10 tokens"):
+        with pytest.raises(ConfigError, match=r"resume_at in a prompt of 10 tokens .*; give"):
             cache.begin(TokenKey(range(10)), resume_at=wrong)  # type: ignore[arg-type]
     cache.close()
 

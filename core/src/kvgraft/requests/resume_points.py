@@ -246,5 +246,5 @@ def resume_pages(resume_at: object, prompt: int, page_size: int) -> tuple[int, .
         named = [resume_at] if isinstance(resume_at, (str, bytes, Mapping)) else list(resume_at)  # type: ignore[call-overload]
     except TypeError:  # one number, or a tensor of no dimension
         named = [resume_at]
-    said = f"resume_at, a position in the prompt of {prompt} tokens:"
+    said = f"resume_at in a prompt of {prompt} tokens"
     return tuple(sorted({expect_count(said, each, most=prompt) // page_size for each in named}))

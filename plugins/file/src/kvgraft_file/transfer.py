@@ -67,7 +67,7 @@ Cut = memoryview | list[memoryview]
 
 def _cut(parts: Parts) -> list[Cut]:
     """A payload's memory in runs; all of them but the last are whole blocks."""
-    if len(parts) == 1 and is_aligned(parts[0]):
+    if len(parts) == 1 and len(parts[0]) and is_aligned(parts[0]):
         return [parts[0]]
     cuts: list[Cut] = []
     copied: list[memoryview] = []
