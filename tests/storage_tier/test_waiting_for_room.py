@@ -71,15 +71,17 @@ def test_prompts_that_are_asked_for_at_once_come_mostly_from_the_store(
 ) -> None:
     cache = opened(setup, policy=write)
     server, before = Server(cache), ledgers(cache)
-    waiting = deque(asked(cache, *PROMPTS))
+    waiting, storing = deque(asked(cache, *PROMPTS)), tier_of(cache).storing
     tokens = 0
     while waiting:
         until(lambda: waiting[0].ready, cache)
         tokens += run(server, waiting.popleft())
+        until(lambda: not (storing.n_in_flight or cache.journal.n_in_flight), cache)
         cache.check_integrity()
     assert cache.drain()
-    # where stores hold room for long, as on a busy machine, prefetches shrink
-    assert tokens >= 0.4 * 32 * len(PROMPTS), tier_of(cache).counts()
+    # requests whose data is at home on HOST take the room that prefetches wait for
+    least = 0.25 if any(each.home_is_host for each in cache.tree.components) else 0.7
+    assert tokens >= least * 32 * len(PROMPTS), tier_of(cache).counts()
     for component in cache.tree.components:
         for tier in (Tier.DEVICE, Tier.HOST):
             cache.evict(component.name, 1000, tier)
