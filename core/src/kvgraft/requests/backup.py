@@ -234,9 +234,7 @@ class CleanReserve:
         """The next victim as the policy orders them, taken off its queue; None if there is none."""
         in_order = partial(component.device.queue.take, EXPIRED)  # not what was left behind
         victim = eviction.next_victim(self.tree, component, in_order)
-        if victim is None:
-            return None
-        return _Next(victim.node.cells[component.index].stamp, victim)
+        return None if victim is None else _Next(victim.node.cells[component.index].stamp, victim)
 
     def _rank(self, component: TreeComponent, entry: _Next) -> tuple[float, float, int]:
         """The lowest leaves first."""
@@ -265,8 +263,7 @@ class CleanReserve:
         """
         if below is None or not component.is_prefix_closed:
             return None
-        stamp, node = below
-        above = node.parent
+        stamp, above = below[0], below[1].parent
         if above is None or above.parent is None:
             return None
         cell = above.cells[component.index]
@@ -281,17 +278,12 @@ class CleanReserve:
         unbacked = [
             each for each in operations.needs_backup(tree, node) if each in victim.components
         ]
-        if (
-            not all(eviction.is_admitted(self.tree, victim, each) for each in unbacked)
-            or not unbacked
-        ):
+        if not unbacked or not all(eviction.is_admitted(tree, victim, each) for each in unbacked):
             return True
         if not all(
             self.evictor.ensure_free(each, HOST, each.n_slots(node), node.tenant)
             for each in unbacked
-        ):
-            return True
-        if not eviction.still_there(victim):
+        ) or not eviction.still_there(victim):
             return True
         operation = operations.begin_backup(tree, node, unbacked)
         if operation is None:

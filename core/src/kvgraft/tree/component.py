@@ -260,9 +260,16 @@ class Fifo:
 
     @property
     def last(self) -> tuple[int, Node] | None:
-        """The entry behind all others; None if there is none."""
-        node = next(reversed(self._entries), None)
-        return None if node is None else (self._entries[node][0], node)
+        """The entry behind all others; None if there is none, or data of its use was used since."""
+        found: tuple[int, Node] | None = None
+        latest = 0
+        for node in reversed(self._entries):
+            stamp = self._entries[node][0]
+            found = found or (stamp, node)
+            if stamp != found[0]:
+                break
+            latest = max(latest, node.cells[self._index].stamp)
+        return found if found is not None and latest == found[0] else None
 
     def pop(self) -> tuple[int, Node] | None:
         """Take the first entry; None if there is none."""
