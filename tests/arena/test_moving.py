@@ -87,7 +87,7 @@ def test_live_data_keeps_its_bytes_and_its_places_in_every_table() -> None:
     cache.close()
 
 
-def test_what_tables_name_stays_until_its_request_ends_where_an_engine_keeps_tables() -> None:
+def test_slots_in_tables_stay_until_their_request_ends_where_an_engine_keeps_tables() -> None:
     cache = opened(host_tokens=0)
     arena = arena_of(cache)
     arena.mover.keeps_tables = True

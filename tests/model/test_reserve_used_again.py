@@ -8,7 +8,7 @@ from kvgraft_testing.machine import machine_for
 from .setups import SETUPS
 
 
-def test_what_is_above_a_run_that_was_used_again_waits_for_older_data() -> None:
+def test_older_data_enters_the_reserve_before_data_above_a_run_used_again() -> None:
     state = machine_for(SETUPS["full+swa"])()
     state.open(
         page_size=4,

@@ -86,7 +86,7 @@ def passes(
 
 
 def found_next(cache: Cache, request: Request) -> tuple[int, int]:
-    """What `finish` reports, and what the next turn resumes from.
+    """The tokens that `finish` reports, and those that the next turn resumes from.
 
     Others' requests may need the room that it would pin: it resumes earlier then.
     """

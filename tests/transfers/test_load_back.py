@@ -489,7 +489,9 @@ LAUNCHES = LoadModel(prefill_tokens_s=124_000, latency_s=4e-3, pass_s=18e-3, pas
         (LAUNCHES.model_copy(update={"prefill_tokens_s": 850.0}), 0),  # 21 ms, not 18
     ],
 )
-def test_what_fits_into_the_pass_that_runs_anyway_is_computed(load: LoadModel, chosen: int) -> None:
+def test_a_prefix_that_fits_into_the_pass_that_must_run_is_computed(
+    load: LoadModel, chosen: int
+) -> None:
     cache, server = on_host(SETUPS["full"], load=load, guard="on")
     assert server.begin([*PROMPT, 1, 2]).anchor_tokens == chosen
     cache.close()
