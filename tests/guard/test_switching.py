@@ -17,7 +17,7 @@ from kvgraft.transfers import Journal
 from kvgraft.tree.tree import Tree
 from kvgraft_guard import HookGuard
 from kvgraft_guard.managing import BOUND_HOOKS
-from kvgraft_guard.operations import GuardedOperations
+from kvgraft_guard.operations import guarded_operations
 
 from ..serving.own_parts import override, own_parts
 from .scene import PROMPT, Scene
@@ -61,7 +61,7 @@ def test_off_the_guard_is_not_even_loaded() -> None:
 def test_on_every_operation_and_hook_is_wrapped(mode: GuardMode) -> None:
     scene = Scene(mode=mode)
     assert isinstance(scene.cache, Cache)
-    assert {name for name in vars(GuardedOperations) if hasattr(Cache, name)} >= {
+    assert {name for name in vars(guarded_operations(Cache)) if hasattr(Cache, name)} >= {
         *("begin", "admit", "load_back", "restart", "next_chunk", "allocate", "computed"),
         *("checkpoint", "finish", "abort", "poll", "drain", "evict", "close"),
     }

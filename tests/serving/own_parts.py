@@ -39,6 +39,10 @@ class OwnParts(PartsFactory):
         guarded, own = super().kind(plain), _own(plain)
         return own if guarded is plain else type(plain.__name__, (guarded, own), {})
 
+    def ready(self, cache: Any) -> Any:
+        cache.__class__ = _own(type(cache))
+        return super().ready(cache)
+
 
 class GuardedOwnParts(OwnParts, GuardedPartsFactory):
     """The same around a cache with a guard."""

@@ -83,7 +83,7 @@ class PartsFactory:
         return None
 
     def kind(self, plain: type[Made]) -> type[Made]:
-        """The class of a part, or of the cache itself: `plain`, or a subclass of it."""
+        """The class of a part: `plain`, or a subclass of it."""
         return plain
 
     def make(self, plain: Callable[Given, Made], *given: Given.args, **named: Given.kwargs) -> Made:
@@ -182,7 +182,7 @@ class PartsFactory:
         return recorder(tree, ended)
 
     def ready(self, cache: Any) -> Any:
-        """The cache has all its parts; the result becomes `Cache.guard`: None without a guard."""
+        """The cache has all its parts; the result becomes `Cache.guard`, None without a guard."""
         del cache
         return None
 

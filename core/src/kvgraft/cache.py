@@ -28,11 +28,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from kvgraft.assembly import PartsFactory, parts_of, size_pools
-from kvgraft.config import CacheConfig, parse_config
+from kvgraft.config import parse_config
 from kvgraft.errors import ConfigError
 from kvgraft.optional import load_part
-from kvgraft.packages.registry import Plugin
 from kvgraft.parts import EventStream, Prefetch, Step
 from kvgraft.policies import Hint
 from kvgraft.requests.access import expect_hint
@@ -63,24 +61,7 @@ EVENTS = 65_536
 """Most events that wait for a reader, unless it says otherwise."""
 
 
-class MadeOfParts(type):
-    """Makes a cache of the class that its parts name for it, as they do for each of them."""
-
-    def __call__(
-        cls,
-        config: CacheConfig,
-        *,
-        plugins: Sequence[Plugin] = (),
-        parts: PartsFactory | None = None,
-        **others: Any,
-    ) -> Any:
-        config = size_pools(config, plugins)
-        parts = parts or parts_of(config)
-        kind: type[Any] = cls
-        return type.__call__(parts.kind(kind), config, plugins=plugins, parts=parts, **others)
-
-
-class Cache(Serving, metaclass=MadeOfParts):
+class Cache(Serving):
     """One prefix tree over the pools of the installed components.
 
     Its parts are chosen when it opens, by `parts`; calls do not look for one that is set later.

@@ -13,7 +13,7 @@ from weakref import ref
 
 from kvgraft.admission.decision import Decision, Outcome, Waiting
 from kvgraft.admission.promises import Budget
-from kvgraft.assembly import PartsFactory, mount_all
+from kvgraft.assembly import PartsFactory, mount_all, parts_of, size_pools
 from kvgraft.compiled import mypyc_attr
 from kvgraft.config import CacheConfig
 from kvgraft.errors import ConfigError, LeaseError
@@ -82,8 +82,8 @@ class Serving:
             raise ConfigError(
                 f"clock {clock!r:.40}; give a function of no arguments, such as time.monotonic"
             )
-        assert parts is not None  # see `kvgraft.cache.MadeOfParts`
-        self.config = config
+        self.config = config = size_pools(config, plugins)
+        parts = parts or parts_of(config)
         self.mounted = mounted = mount_all(config, plugins, available, parts)
         self.tree = tree = parts.tree(mounted)
         self.private = [

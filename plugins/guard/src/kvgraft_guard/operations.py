@@ -18,159 +18,174 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from kvgraft.admission.decision import Decision
-    from kvgraft.cache import Cache as _Operations
+    from kvgraft.cache import Cache
     from kvgraft.parts import Step
     from kvgraft.policies import Hint
     from kvgraft.transfers import Fence, Transfer
     from kvgraft.tree.keys import TokenKey
     from kvgraft_retention.pins import Pin
     from kvgraft_retention.stats import ClearStats
-else:
-    _Operations = object
 
-__all__ = ["GuardedOperations", "guarded_operations"]
+__all__ = ["guarded_operations"]
 
 
-class GuardedOperations(_Operations):
-    """The operations of a cache, with the guard around each."""
+def guarded_operations(plain: type[Cache]) -> type[Cache]:
+    """`plain`, with the guard around its operations.
 
-    guard: Guard
+    It has no other base: so a cache of class `plain` can become one of this class, whatever bases
+    `plain` has.
+    """
 
-    def begin(self, key: TokenKey, *, resume_at: Any = None, **others: Any) -> Request:
-        if isinstance(resume_at, Iterator):  # the guard reads it, too
-            resume_at = tuple(resume_at)
-        found: Request = self.guard.look("begin", super().begin, key, resume_at=resume_at, **others)
-        return found
+    class Guarded(plain):  # type: ignore[misc, valid-type]
+        __doc__ = plain.__doc__
 
-    def admit(self, request: Request) -> Decision:
-        decision: Decision = self.guard.look("admit", super().admit, request)
-        return decision
+        guard: Guard
 
-    def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
-        started: list[Transfer] = self.guard.look("load_back", super().load_back, request, fence)
-        return started
-
-    def restart(self, request: Request) -> None:
-        self.guard.look("restart", super().restart, request)
-
-    def next_chunk(self, request: Request, limit: int | None = None) -> int:
-        limit = _index(limit)
-        n_tokens: int = self.guard.look("next_chunk", super().next_chunk, request, limit)
-        return n_tokens
-
-    def allocate(self, request: Request, n_tokens: int) -> bool:
-        given: bool = self.guard.look("allocate", super().allocate, request, _number(n_tokens))
-        return given
-
-    def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> None:
-        with self.guard.moves.naming(fence):
-            self.guard.look("computed", super().computed, request, _number(n_tokens), fence)
-
-    def checkpoint(
-        self, request: Request, fence: Fence | None = None, *, keep_slots: bool = False
-    ) -> bool:
-        with self.guard.moves.naming(fence):
-            shared: bool = self.guard.look(
-                "checkpoint", super().checkpoint, request, fence, keep_slots=keep_slots
+        def begin(self, key: TokenKey, *, resume_at: Any = None, **others: Any) -> Request:
+            if isinstance(resume_at, Iterator):  # the guard reads it, too
+                resume_at = tuple(resume_at)
+            found: Request = self.guard.look(
+                "begin", super().begin, key, resume_at=resume_at, **others
             )
-        return shared
+            return found
 
-    def finish(
-        self,
-        request: Request,
-        fence: Fence | None = None,
-        hint: Hint | str | None = None,
-        **others: Any,
-    ) -> int:
-        with self.guard.moves.naming(fence):
-            cached: int = self.guard.look("finish", super().finish, request, fence, hint, **others)
-        return cached
+        def admit(self, request: Request) -> Decision:
+            decision: Decision = self.guard.look("admit", super().admit, request)
+            return decision
 
-    def abort(self, request: Request) -> None:
-        self.guard.look("abort", super().abort, request)
+        def load_back(self, request: Request, fence: Fence | None = None) -> list[Transfer]:
+            started: list[Transfer] = self.guard.look(
+                "load_back", super().load_back, request, fence
+            )
+            return started
 
-    def fork(self, request: Any, *given: Any, **named: Any) -> Request:
-        n_tokens = request.key.n_tokens if isinstance(request, Request) else 0
-        forked: Request = super().fork(request, *given, **named)
-        if request.key.n_tokens != n_tokens:
-            with self.guard.checking("fork"):
-                raise ContractViolation(
-                    "T11",
-                    None,
-                    f"a fork changed its parent's key of {n_tokens} tokens to {request.key!r}",
+        def restart(self, request: Request) -> None:
+            self.guard.look("restart", super().restart, request)
+
+        def next_chunk(self, request: Request, limit: int | None = None) -> int:
+            limit = _index(limit)
+            n_tokens: int = self.guard.look("next_chunk", super().next_chunk, request, limit)
+            return n_tokens
+
+        def allocate(self, request: Request, n_tokens: int) -> bool:
+            given: bool = self.guard.look("allocate", super().allocate, request, _number(n_tokens))
+            return given
+
+        def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> None:
+            with self.guard.moves.naming(fence):
+                self.guard.look("computed", super().computed, request, _number(n_tokens), fence)
+
+        def checkpoint(
+            self, request: Request, fence: Fence | None = None, *, keep_slots: bool = False
+        ) -> bool:
+            with self.guard.moves.naming(fence):
+                shared: bool = self.guard.look(
+                    "checkpoint", super().checkpoint, request, fence, keep_slots=keep_slots
                 )
-        return forked
+            return shared
 
-    def step(
-        self,
-        requests: Sequence[Request],
-        tokens: object = None,
-        *,
-        n_computed: object = None,
-        **others: Any,
-    ) -> Step:
-        with self.guard.moves.naming(others.get("fence")):
-            step: Step = self.guard.look_at_step(
-                super().step, requests, tokens, n_computed=n_computed, **others
-            )
-        return step
+        def finish(
+            self,
+            request: Request,
+            fence: Fence | None = None,
+            hint: Hint | str | None = None,
+            **others: Any,
+        ) -> int:
+            with self.guard.moves.naming(fence):
+                cached: int = self.guard.look(
+                    "finish", super().finish, request, fence, hint, **others
+                )
+            return cached
 
-    def table(self, request: Request, component: str, start: int = 0) -> npt.NDArray[np.int32]:
-        table = super().table(request, component, start)
-        if self.guard.period == 1 and not start:
-            with self.guard.checking("table"):
-                self.guard.watched.shares.check_table(request, component, table)
-        return table
+        def abort(self, request: Request) -> None:
+            self.guard.look("abort", super().abort, request)
 
-    def poll(self) -> int:
-        # A poll has nothing to do, and is not looked at, where nothing is in flight or cleared,
-        # nothing is copied ahead and no memory moves.
-        watched = self.guard.watched
-        idle = not any(watched.queues) and not self.tree.cleared and not watched.write_back
-        if self.arenas is None and idle:
-            return super().poll()
-        ended: int = self.guard.look("poll", super().poll)
-        return ended
+        def fork(self, request: Any, *given: Any, **named: Any) -> Request:
+            n_tokens = request.key.n_tokens if isinstance(request, Request) else 0
+            forked: Request = super().fork(request, *given, **named)
+            if request.key.n_tokens != n_tokens:
+                with self.guard.checking("fork"):
+                    raise ContractViolation(
+                        "T11",
+                        None,
+                        f"a fork changed its parent's key of {n_tokens} tokens to {request.key!r}",
+                    )
+            return forked
 
-    def drain(self) -> bool:
-        all_ended: bool = self.guard.look("drain", super().drain)
-        return all_ended
+        def step(
+            self,
+            requests: Sequence[Request],
+            tokens: object = None,
+            *,
+            n_computed: object = None,
+            **others: Any,
+        ) -> Step:
+            with self.guard.moves.naming(others.get("fence")):
+                step: Step = self.guard.look_at_step(
+                    super().step, requests, tokens, n_computed=n_computed, **others
+                )
+            return step
 
-    def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> bool:
-        moves: bool = self.guard.look("move_memory", super().move_memory, giver, taker, tier)
-        return moves
+        def table(self, request: Request, component: str, start: int = 0) -> npt.NDArray[np.int32]:
+            table: npt.NDArray[np.int32] = super().table(request, component, start)
+            if self.guard.period == 1 and not start:
+                with self.guard.checking("table"):
+                    self.guard.watched.shares.check_table(request, component, table)
+            return table
 
-    def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
-        n_slots = _index(n_slots)
-        freed: int = self.guard.look("evict", super().evict, component, n_slots, tier)
-        return freed
+        def poll(self) -> int:
+            # A poll has nothing to do, and is not looked at, where nothing is in flight or cleared,
+            # nothing is copied ahead and no memory moves.
+            watched = self.guard.watched
+            idle = not any(watched.queues) and not self.tree.cleared and not watched.write_back
+            if self.arenas is None and idle:
+                n_ended: int = super().poll()
+                return n_ended
+            ended: int = self.guard.look("poll", super().poll)
+            return ended
 
-    def pin(self, key: TokenKey, **others: Any) -> Pin:
-        pin: Pin = self.guard.look("pin", super().pin, key, **others)
-        return pin
+        def drain(self) -> bool:
+            all_ended: bool = self.guard.look("drain", super().drain)
+            return all_ended
 
-    def unpin(self, pin: Pin) -> None:
-        self.guard.look("unpin", super().unpin, pin)
+        def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> bool:
+            moves: bool = self.guard.look("move_memory", super().move_memory, giver, taker, tier)
+            return moves
 
-    def unpin_all(self, owner: str) -> int:
-        n_pins: int = self.guard.look("unpin_all", super().unpin_all, owner)
-        return n_pins
+        def evict(self, component: str, n_slots: int, tier: Tier = Tier.DEVICE) -> int:
+            n_slots = _index(n_slots)
+            freed: int = self.guard.look("evict", super().evict, component, n_slots, tier)
+            return freed
 
-    def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
-        cleared: ClearStats = self.guard.look("clear", super().clear, namespace)
-        return cleared
+        def pin(self, key: TokenKey, **others: Any) -> Pin:
+            pin: Pin = self.guard.look("pin", super().pin, key, **others)
+            return pin
 
-    def close(self) -> None:
-        # An error that is on its way, as out of a `with`, or that was found before, is not hidden.
-        known = sys.exc_info()[0] is not None or self.guard.broken
-        try:
-            super().close()
-        except Exception:
+        def unpin(self, pin: Pin) -> None:
+            self.guard.look("unpin", super().unpin, pin)
+
+        def unpin_all(self, owner: str) -> int:
+            n_pins: int = self.guard.look("unpin_all", super().unpin_all, owner)
+            return n_pins
+
+        def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
+            cleared: ClearStats = self.guard.look("clear", super().clear, namespace)
+            return cleared
+
+        def close(self) -> None:
+            # An error on its way, as out of a `with`, or found before, is not hidden.
+            known = sys.exc_info()[0] is not None or self.guard.broken
+            try:
+                super().close()
+            except Exception:
+                if not known:
+                    raise
+                self.journal.engine.close()
             if not known:
-                raise
-            self.journal.engine.close()
-        if not known:
-            self.guard.closed()
+                self.guard.closed()
+
+    Guarded.__name__, Guarded.__qualname__ = plain.__name__, plain.__qualname__
+    return Guarded
 
 
 def _number(given: Any) -> Any:
@@ -191,8 +206,3 @@ def _index(given: Any) -> Any:
         return index(given)
     except TypeError:
         return given
-
-
-def guarded_operations(plain: type[Any]) -> type[Any]:
-    """`plain`, with the guard around its operations."""
-    return type(plain.__name__, (GuardedOperations, plain), {"__doc__": plain.__doc__})

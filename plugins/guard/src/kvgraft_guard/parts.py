@@ -243,10 +243,8 @@ class GuardedPartsFactory(PartsFactory):
         self._tier: SteppedTier | None = None
 
     def kind(self, plain: type[Made]) -> type[Made]:
-        """The guarded class of a cache, or of a part that has one."""
+        """The guarded class of a part that has one."""
         guarded: type[Any]
-        if issubclass(plain, Cache):
-            return guarded_operations(plain)
         if plain is StateSlots and self.config.guard is not GuardMode.ON:
             return plain
         for guarded in (
@@ -292,6 +290,8 @@ class GuardedPartsFactory(PartsFactory):
         return made
 
     def ready(self, cache: Cache) -> Guard:
+        # A constructor that made another class would not let anybody derive from `Cache`.
+        cache.__class__ = guarded_operations(type(cache))
         hooks = [
             plugin
             for each in cache.mounted
