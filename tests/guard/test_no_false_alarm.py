@@ -33,7 +33,7 @@ from kvgraft_replay.synthetic import synthetic_workload
 from ..admission.crowd import Crowd
 from ..commands import KVGRAFT, run_forked
 from ..serving.engines import PromptEngine
-from ..serving.life import decode, prefill, serve
+from ..serving.life import decode, prefill, prefilled, serve
 from ..serving.own_parts import override
 from ..serving.server import Server, ledgers, tree_dump
 from ..serving.setups import SETUPS
@@ -507,6 +507,19 @@ def test_a_call_for_a_request_that_ended_is_refused_as_without_a_guard() -> None
         cache.abort(request)
         with pytest.raises(LeaseError, match="request is closed"):
             cache.checkpoint(request)
+
+
+@pytest.mark.parametrize("state", [[], ["mamba"]])
+def test_a_key_may_be_cut_below_data_that_was_shared_before_its_request_ends(
+    state: list[str],
+) -> None:
+    """Nothing is left to share, so the end is not refused; the tree has the data it was given."""
+    with opened("full", *state, device_tokens=64) as cache:
+        request = prefilled(cache, range(8), reserve=4)
+        assert cache.checkpoint(request)
+        request.key.truncate(4)
+        cache.finish(request)
+        assert cache.begin(TokenKey(range(9))).anchor_tokens == 8
 
 
 @pytest.mark.parametrize("end", ["checkpoint", "finish"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvgraft.config import LoadModel, WritePolicy
 from kvgraft.types import Tier
 from kvgraft_testing.machine.machine import machine_for
@@ -252,4 +254,33 @@ def test_a_page_evicted_before_its_namespace_was_cleared_is_not_missed_afterward
         state.evict(index=index, n_slots=16, tier=Tier.DEVICE)
     state.clear(namespace=None)
     state.decode(index=0, tokens=[1])
+    state.teardown()
+
+
+@pytest.mark.parametrize("name", ["full", "full+swa"])
+def test_slots_kept_beside_others_data_go_at_the_next_checkpoint_that_keeps_none(
+    name: str,
+) -> None:
+    """Two compute one prompt; the later one gives its own copies up once, and has none then."""
+    state = machine_for(SETUPS[name])()
+    state.open(
+        policy=WritePolicy.WRITE_THROUGH, page_size=2, device=24, host=9, load=None, cut_tokens=0
+    )
+    for _ in range(2):
+        state.begin(
+            stem=(1, 1, 2, 1, 2, 1, 1, 1),
+            length=8,
+            tail=(),
+            chunk=None,
+            namespace=None,
+            reserve=2,
+            along=2,
+        )
+    for index in range(2):
+        state.prefill(index=index, limit=None, whole=True)
+    state.checkpoint(index=0)
+    own = state.harness.live[1]
+    for keeps in (True, False, False):
+        state.checkpoint(index=1, keep_slots=keeps)
+    assert own.request.components[0].runs == []
     state.teardown()

@@ -435,7 +435,8 @@ class Shares:
                 None,
                 f"{_of(request)} is cached up to page {said}; all components can up to {there}",
             )
-        self.check_shared(request, offer, end, evicted=evicted)
+        if request.has_same_key():  # a cut one leads elsewhere, and its request had all shared
+            self.check_shared(request, offer, end, evicted=evicted)
 
     def check_shared(self, request: Request, offer: Offer, end: int, *, evicted: bool) -> None:
         """Shared data is in the tree, in the slots it was computed in (I1, I2, I6, I7).

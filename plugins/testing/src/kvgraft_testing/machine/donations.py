@@ -44,13 +44,17 @@ class Donations:
         """Run an operation that inserts up to a boundary, which becomes a resume point."""
         bench, publishing = self.bench, self.bench.publishing
         before, tables, skipped = bench.seen, publishing.tables(live), publishing.skipped
-        deeper = boundary > live.anchor
+        since_page = live.anchor
+        gives = boundary > since_page or (
+            not keep_slots
+            and any(page < boundary for pages in live.own.private.values() for page in pages)
+        )
 
         def uses(result: T) -> Adopted | None:
             own = live.own
             if name == "checkpoint":
                 publishing.settle(live, before, skipped)
-            if result is False or not deeper:
+            if result is False or not gives:
                 return None
             if bench.resuming.matters:
                 own.points.add(boundary)
@@ -80,8 +84,8 @@ class Donations:
             },
         )
         result = bench.act(name, operation, pressure=pressure, uses=uses, by=live.using)
-        if result is not False and deeper:
-            publishing.check(live, boundary)
+        if result is not False and gives:
+            publishing.check(live, since_page, boundary)
         if keep_slots:
             self._check_slots_stay(live, tables)
         return result

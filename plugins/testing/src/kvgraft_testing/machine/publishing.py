@@ -229,13 +229,13 @@ class Publishing:
             lambda: f"resume points of {live.name} are at pages {points}, not {live.own.points}",
         )
 
-    def check(self, live: Live, end: int) -> None:
-        """Every boundary up to `end` that must be resumable is (I9, I10)."""
+    def check(self, live: Live, start: int, end: int) -> None:
+        """Every boundary behind `start`, up to `end`, that must be resumable is (I9, I10)."""
         self.check_points(live)
         model, own, seen = self.model, live.own, self.bench.seen
         states = self.bench.resuming.states
         readable = {each.name: seen.readable(each) for each in model.components}
-        for boundary in range(live.anchor + 1, end + 1):
+        for boundary in range(start + 1, end + 1):
             is_point = boundary in own.points
             if states and not (is_point or boundary in own.left):
                 continue

@@ -262,7 +262,7 @@ class Steps:
             by=live.using,
         )
         if bench.resuming.matters:
-            self.publishing.check(live, own.based)
+            self.publishing.check(live, live.anchor, own.based)
         return given
 
     def _opened(
@@ -317,7 +317,7 @@ class Steps:
             bench.counts["left behind"] += page > was
             if page > was:
                 self._check_loosened(live)
-            self.publishing.check(live, own.based)
+            self.publishing.check(live, live.anchor, own.based)
         assert live.computed == request.computed
 
     def _check_loosened(self, live: Live) -> None:
