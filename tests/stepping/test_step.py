@@ -27,6 +27,10 @@ class Counting(Cache):
         self.n_alone += 1
         super().computed(request, n_tokens, fence)
 
+    def allocate(self, request: Request, n_tokens: int) -> bool:
+        self.n_alone += 1
+        return super().allocate(request, n_tokens)
+
 
 def opened(**settings: Any) -> Counting:
     given: dict[str, Any] = {"page_size": 4, "device_tokens": 4096, "payload": False, **settings}
@@ -73,6 +77,25 @@ def test_reading_a_request_between_two_steps_leaves_it_among_the_others() -> Non
                 cache.state_slot(request, "mamba")
             cache.step(running, [1, 1])
         assert cache.n_alone == 0
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_request_whose_prompt_left_nothing_to_keep_joins_the_array_operations(
+    page_size: int,
+) -> None:
+    """Also one that another call changed: its row is read, and it is one of the others."""
+    with opened(components={"full": {}, "swa": {"window": 64}}, page_size=page_size) as cache:
+        running = prefilled(cache, 4)
+        cache.n_alone = 0
+        cache.step(running, np.ones(4, np.int32))
+        assert cache.checkpoint(running[0])
+        cache.step(running, np.ones(4, np.int32))
+        assert cache.n_alone == 0
+        for request in running:
+            row = cache.table_rows("full")[request.row].numpy()
+            table = cache.table(request, "full")
+            assert row[: len(table)].tolist() == table.tolist()
+        cache.check_integrity()
 
 
 def test_the_changes_of_steps_make_a_copy_of_the_table() -> None:

@@ -69,10 +69,10 @@ def took_pages(
 
     The ledger's books are the caller's.
     """
-    start = 0
+    start, page_bytes = 0, requests[0].components[index].component.slots_per_page * SLOT_BYTES
     for request, first, end in zip(requests, firsts, ends):
         part = request.components[index]
-        stop = start + (end - first) * part.component.slots_per_page * SLOT_BYTES
+        stop = start + (end - first) * page_bytes
         part.took_pages(first, end, slots[start:stop])
         start = stop
 

@@ -7,6 +7,7 @@ far a decoding request goes before more is due than to count its tokens.
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -119,6 +120,7 @@ class Rows:
         self.next_event_tokens = self.promised = self.low_pages = self.behind = self.length
         self.tracks = self.slides = np.zeros(0, np.bool_)
         self.held_from = [self.length] * len(tree.components)
+        self._known: tuple[tuple[Request, ...], Ints] | None = None
         self._entered: list[list[tuple[int, bytes]]] = [[] for _ in tree.components]
         self._changed: list[list[tuple[Ints, Ints, Slots]]] = [[] for _ in tree.components]
 
@@ -175,6 +177,7 @@ class Rows:
     def take(self, request: Request) -> None:
         """Give a request a row; there is room for it."""
         row = self.free.pop()
+        self._known = None
         self.request[row] = request
         request.row = row
         self.given[row] = request.computed
@@ -185,10 +188,21 @@ class Rows:
         """A request has ended, or is matched again: its row is nobody's."""
         row = request.row
         if row >= 0:
+            self._known = None
             self.request[row] = None
             self.free.append(row)
             self.stale.discard(row)
             request.row = -1
+
+    def know(self, requests: list[Request], rows: Ints) -> None:
+        """Note the requests of a step with their rows: the next one is likely to have the same."""
+        self._known = tuple(requests), rows
+
+    def known(self, requests: list[Any]) -> Ints | None:
+        """The rows of the last step's requests, if these are the same; else None."""
+        if self._known is None or len(requests) != len(self._known[0]):
+            return None
+        return self._known[1] if all(map(is_, requests, self._known[0])) else None
 
     def touch(self, row: int) -> None:
         """A request was changed by another call than `step`: its row is read anew."""

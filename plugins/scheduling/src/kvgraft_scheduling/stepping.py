@@ -40,6 +40,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 NO_ROWS: frozenset[int] = frozenset()
+NO_REQUESTS: list[Request] = []
 
 MOST_TOKENS = 2**31 - 1
 """Lengths of sequences are int32."""
@@ -167,11 +168,51 @@ class Stepper:
                 those tokens.
         """
         rows = self.rows
-        owners = rows.request
         try:
             requests = list(requests)
         except TypeError:
             raise LeaseError(f"step: {of_type(requests)} is no list; give [request, ...]") from None
+        at, new = rows.known(requests), NO_REQUESTS
+        known = at is not None
+        if at is None:
+            at, new = self._rows_of(requests)
+            for request in new:
+                enter(request)
+        if type(n_tokens) is not int or not 0 <= n_tokens <= MOST_TOKENS:
+            n_tokens = expect_count("step: n_tokens", n_tokens, most=MOST_TOKENS)
+        if type(n_drafts) is not int or n_drafts:
+            n_tokens = self._with_drafts(n_tokens, n_drafts)
+        data = None if tokens is None else token_rows(tokens, len(requests))
+        counts = None if n_computed is None else _counts(n_computed, len(requests))
+        if rows.stale or rows.cut:
+            rows.resync()
+        if not new:
+            batch = Batch(requests, at, n_tokens)
+            self._measure(batch, counts, data, n_drafts)
+        else:
+            rows.room_for(len(new), 0)
+            for request in new:
+                rows.take(request)
+            rows.resync()
+            batch = Batch(requests, np.array([each.row for each in requests], np.int64), n_tokens)
+            try:
+                self._measure(batch, counts, data, n_drafts)
+            except KvgraftError:
+                for request in new:
+                    rows.give_back(request)
+                raise
+        if not known:
+            rows.know(requests, batch.rows)
+        self._find_slow(batch)
+        return batch
+
+    def _rows_of(self, requests: Sequence[Any]) -> tuple[Ints, list[Request]]:
+        """The rows of requests, and those of them that have none so far.
+
+        Raises:
+            LeaseError: one that is none, or is there twice.
+        """
+        owners = self.rows.request
         try:
             numbers = [request.row for request in requests]
             new = [
@@ -187,33 +228,7 @@ class Stepper:
             n_distinct = len({id(request) for request in requests})
         if n_distinct < len(requests):
             raise LeaseError("step: a request is there twice; give each once")
-        for request in new:
-            enter(request)
-        if type(n_tokens) is not int or not 0 <= n_tokens <= MOST_TOKENS:
-            n_tokens = expect_count("step: n_tokens", n_tokens, most=MOST_TOKENS)
-        if type(n_drafts) is not int or n_drafts:
-            n_tokens = self._with_drafts(n_tokens, n_drafts)
-        data = None if tokens is None else token_rows(tokens, len(requests))
-        counts = None if n_computed is None else _counts(n_computed, len(requests))
-        if rows.stale or rows.cut:
-            rows.resync()
-        if not new:
-            batch = Batch(requests, np.array(numbers, np.int64), n_tokens)
-            self._measure(batch, counts, data, n_drafts)
-        else:
-            rows.room_for(len(new), 0)
-            for request in new:
-                rows.take(request)
-            rows.resync()
-            batch = Batch(requests, np.array([each.row for each in requests], np.int64), n_tokens)
-            try:
-                self._measure(batch, counts, data, n_drafts)
-            except KvgraftError:
-                for request in new:
-                    rows.give_back(request)
-                raise
-        self._find_slow(batch)
-        return batch
+        return np.array(numbers, np.int64), new
 
     def _with_drafts(self, n_tokens: int, n_drafts: Any) -> int:
         """Tokens of a pass that verifies drafts behind the one sampled last (G1)."""
@@ -234,8 +249,6 @@ class Stepper:
     ) -> None:
         """Find out how far each request goes, and make the tables wide enough for that."""
         rows, at, size = self.rows, batch.rows, self.tree.page_size
-        if rows.stale:
-            batch.stale = frozenset(rows.stale)
         length = rows.length[at]
         batch.noted = rows.given[at] - length if counts is None else counts
         batch.n_noted = int(np.add.reduce(batch.noted))
@@ -321,6 +334,8 @@ class Stepper:
     def _find_slow(self, batch: Batch) -> None:
         """Find the requests for which something is due; most have nothing but tokens to count."""
         rows, at = self.rows, batch.rows
+        if rows.stale:
+            self._read_stale(batch)
         if self.tree.n_splits != self.n_splits:
             # Pins are loosened by whole nodes, and there are smaller ones now.
             self.n_splits = self.tree.n_splits
@@ -511,7 +526,8 @@ class Stepper:
         """The keys have the new tokens; the rows and the tables are up to date."""
         if batch.tokens is not None and given:
             self._append(batch, given)
-        self._look_ahead(batch)
+        if batch.n_slow:
+            self._look_ahead(batch, np.flatnonzero(batch.slow).tolist())
         rows = batch.rows
         if refused:
             refusing = batch.rows[np.array(refused, np.int64)]
@@ -531,7 +547,7 @@ class Stepper:
         return Step(
             requests,
             [batch.requests[at] for at in refused],
-            torch.from_numpy(rows),
+            torch.from_numpy(rows.copy()),
             torch.from_numpy(until.astype(np.int32)),
             self._slot_mapping(rows, length, batch.n_tokens, widths),
             {
@@ -548,9 +564,15 @@ class Stepper:
         data, keys = batch.tokens, batch.keys
         assert data is not None
         n = len(data) // len(keys)
+        if batch.widths is None or n == TOKEN_BYTES:
+            for at in given:
+                key = keys[at]
+                key += data[at * n : at * n + n]
+            return
+        widths = (batch.widths * TOKEN_BYTES).tolist()
         for at in given:
             key = keys[at]
-            key += data[at * n : at * n + min(n, TOKEN_BYTES * batch.width(at))]
+            key += data[at * n : at * n + min(n, widths[at])]
 
     def _slot_mapping(
         self, rows: Ints, length: Ints, n_tokens: int, widths: Ints | None
@@ -586,13 +608,31 @@ class Stepper:
             found[component.name] = torch.from_numpy(mapping)
         return found
 
-    def _look_ahead(self, batch: Batch) -> None:
-        """Read the rows anew of requests that took the slow path, and how far they go now."""
-        if not batch.n_slow:
-            return
-        slow = np.flatnonzero(batch.slow)
-        rows, at = self.rows, batch.rows[slow]
-        seen = [self._look_at(batch.requests[each], batch) for each in slow.tolist()]
+    def _read_stale(self, batch: Batch) -> None:
+        """Read the rows that other calls changed, where nothing is due but tokens to count.
+
+        These requests go with the others then: most that join a batch do. The rest are read once
+        they have taken the slow path.
+        """
+        rows = self.rows
+        batch.stale = frozenset(rows.stale)
+        changed = np.flatnonzero(rows.next_event_tokens[batch.rows] == 0).tolist()
+        read = [at for at in changed if self._counts_only(batch.requests[at])]
+        if read:
+            self._look_ahead(batch, read)
+            batch.stale = frozenset(rows.stale)
+
+    def _counts_only(self, request: Request) -> bool:
+        """Whether a request was changed by other calls, and needs nothing but to count tokens."""
+        if request.row not in self.rows.stale or request.receipt.host_from is not None:
+            return False
+        following = request.computed // self.tree.page_size + 1
+        return self._next_event_page(request, following) > 0
+
+    def _look_ahead(self, batch: Batch, places: list[int]) -> None:
+        """Read the rows of requests at these places anew, and how far they go now."""
+        rows, at = self.rows, batch.rows[places]
+        seen = [self._look_at(batch.requests[each], batch) for each in places]
         found = np.array(seen, np.int64)
         rows.length[at], rows.allocated[at], rows.promised[at] = (
             found[:, 0],
