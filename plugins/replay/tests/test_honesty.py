@@ -175,7 +175,10 @@ def test_a_limit_too_small_for_whole_sessions_cuts_all_users_alike_and_says_so()
     assert "give a limit of 12 or more" in notice
 
 
-@pytest.mark.parametrize(("users", "limit", "idle"), [(5, 3, 2), (9, None, 3), (8, 24, 2)])
+@pytest.mark.parametrize(
+    ("users", "limit", "idle"),
+    [(5, 3, 2), (9, None, 3), (8, 24, 2), (10**14, None, 10**14 - 6), (10**14, 3, 10**14 - 3)],
+)
 def test_users_without_a_session_are_reported(users: int, limit: int | None, idle: int) -> None:
     notices = closed(users=users, limit=limit)["notices"]
     assert any(notice.startswith(f"{idle} of {users} users have no session") for notice in notices)

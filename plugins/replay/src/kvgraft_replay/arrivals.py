@@ -53,7 +53,7 @@ class ClosedLoop:
         self._sessions = deque(deque(session) for session in sessions)
         self._current: dict[int, deque[TraceRequest]] = {}
         self._due: list[tuple[float, int, TraceRequest]] = []
-        for _ in range(users):
+        for _ in range(min(users, len(sessions))):
             self._start(0.0)
 
     def _start(self, now_s: float) -> None:
