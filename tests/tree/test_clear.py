@@ -14,6 +14,7 @@ from kvgraft_observe.events import Cleared, Evicted, Residency
 from kvgraft_storage.settings import StorePolicy
 from kvgraft_testing.stepped import SteppedTransferEngine
 
+from ..counting import lines_run
 from ..serving import life
 from ..serving.server import Server, ledgers
 from ..serving.setups import SETUPS, Setup
@@ -21,6 +22,7 @@ from ..storage_tier.shelf import Shelf, open_cache, settings, stocked, tier_of
 
 PROMPT = list(range(100, 133))
 EVERYTHING = "full+swa+mamba"
+BARE: dict[str, Any] = {"payload": False, "guard": "off"}
 
 
 def opened(name: str = EVERYTHING, **options: Any) -> Cache:
@@ -178,6 +180,36 @@ def test_a_large_tree_is_freed_in_parts_and_found_no_more_at_once() -> None:
         assert ledgers(cache) == fresh
         assert not stream.take()
         assert cache.clear().complete
+
+
+def lines_of_a_poll(n_conversations: int) -> int:
+    """Lines that the dearest poll runs after a tree of so many conversations was cleared."""
+    with Cache.open(["full"], page_size=1, device_tokens=4 * n_conversations, **BARE) as cache:
+        for first in range(n_conversations):
+            cache.finish(run(cache, TokenKey([first, 1, 2])))
+        cache.clear()
+        polls = [lines_run(cache.poll) for _ in range(12)]
+        cache.drain()
+        assert is_empty(cache)
+        return max(polls)
+
+
+@pytest.mark.plain_build
+def test_no_poll_frees_much_of_a_large_tree() -> None:
+    """Nor does it list all children of a root that has many: here of 300 in their parts."""
+    few, many = lines_of_a_poll(100), lines_of_a_poll(300)
+    assert many < 1.1 * few
+    assert many < 8000
+
+
+def test_room_for_a_long_prompt_is_made_from_cleared_data_alone() -> None:
+    with Cache.open(["full"], page_size=1, device_tokens=1200, **BARE) as cache:
+        cache.finish(run(cache, TokenKey(range(100), "stays")))
+        for first in range(1000):
+            cache.finish(run(cache, TokenKey([first], "goes")))
+        cache.clear("goes")
+        assert cache.evict("full", 600) >= 600
+        assert anchor_of(cache, range(101), "stays") == 100
 
 
 def test_room_is_made_from_cleared_data_first() -> None:

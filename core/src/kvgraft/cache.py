@@ -573,7 +573,7 @@ class Cache(Serving):
         """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
 
         No request finds it from now on: after new weights were loaded, none resumes from the old
-        ones' data. Data without a holder is freed in parts of some hundred nodes: the first at
+        ones' data. Data without a holder is freed in parts of some tens of nodes: the first at
         once, another in each `poll`, the rest in `drain`; requests that need room take it there
         first. Data that a request, a pin or a copy holds is freed at a `poll` after that ends.
         Admitted requests go on with what they have and share nothing: to compute them anew,

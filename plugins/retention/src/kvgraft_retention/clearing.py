@@ -54,8 +54,11 @@ def clear(cache: Cache, namespace: object) -> ClearStats:
     )
 
 
-SLICE: Final = 512
+SLICE: Final = 64
 """Most steps of one call, each of about 5 µs; a node takes two."""
+
+SLICE_SLOTS: Final = SLICE // 2
+"""Slots that as many steps free at least, where nobody holds the data."""
 
 
 class _Visit:
@@ -63,16 +66,30 @@ class _Visit:
 
     Attributes:
         node: the node.
-        below: its children not visited so far; None before the first.
+        parts: its children in the node's own dictionaries, those not begun; None before the first.
+        below: children of the last part, not visited so far.
         busy: whether a transfer is under way below it.
     """
 
-    __slots__ = ("below", "busy", "node")
+    __slots__ = ("below", "busy", "node", "parts")
 
     def __init__(self, node: Node) -> None:
         self.node = node
-        self.below: list[Node] | None = None
+        self.parts: list[Iterable[Node]] | None = None
+        self.below: list[Node] = []
         self.busy = False
+
+    def next(self) -> Node | None:
+        """A child that was not visited; None if there is none. Lists no more than one part."""
+        if self.parts is None:
+            children = self.node.children
+            if isinstance(children, list):
+                self.parts = [each.values() for each in children]
+            else:
+                self.parts = [self.node.each_child()]
+        while not self.below and self.parts:
+            self.below = list(self.parts.pop())
+        return self.below.pop() if self.below else None
 
 
 class Sweeper:
@@ -133,10 +150,14 @@ class Sweeper:
         self.is_behind = False
 
     def ensure_free(self, ledger: PoolBooks, n_slots: int) -> None:
-        """Take some steps through data not visited yet, until a ledger has room for `n_slots`."""
+        """Take steps through data not visited yet, until a ledger has room for `n_slots`.
+
+        As many as would do if each node had one slot, and nobody held it.
+        """
+        n_slices = -(-(n_slots - ledger.room) // SLICE_SLOTS)
         asked, self.tree.for_tenant = self.tree.for_tenant, None
         try:
-            for _ in range(self.n_steps):
+            for _ in range(self.n_steps * n_slices):
                 if not self.is_behind or ledger.room >= n_slots:
                     break
                 self._step()
@@ -147,10 +168,9 @@ class Sweeper:
         """Go one node down, or leave one whose children are done; the node that was left."""
         visit = self._path[-1]
         node = visit.node
-        if visit.below is None:
-            visit.below = list(node.each_child())
-        if visit.below:
-            self._path.append(_Visit(visit.below.pop()))
+        child = visit.next()
+        if child is not None:
+            self._path.append(_Visit(child))
             return None
         self._path.pop()
         if node.parent is not None:
