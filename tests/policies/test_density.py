@@ -323,6 +323,26 @@ def test_a_pool_whose_boundary_moved_is_as_large_as_it_was_when_scores_were_lear
     assert order.tau == 64 * 32
 
 
+@pytest.mark.parametrize("n_known", [0, 1, 7, 8, 63, 64, 99, 100])
+def test_the_longest_prefix_that_was_seen_is_found(n_known: int) -> None:
+    prefixes = Prefixes(64 * 16, 1 << 24)
+    if n_known:
+        use(prefixes, range(n_known), 1)
+    for n_more in (0, 1, 2, 3, 50, 300):
+        sums = [*range(n_known), *range(1000, 1000 + n_more)]
+        n_seen, trail = remembered(prefixes, sums)
+        assert n_seen == n_known
+        assert (trail is None) == (not n_known)
+
+
+@pytest.mark.plain_build
+def test_a_new_long_prompt_is_not_looked_up_piece_by_piece() -> None:
+    prefixes = Prefixes(64 * 16, 1 << 24)
+    use(prefixes, range(1000), 1)
+    few, many = ([*range(10), *range(5000, 5000 + n)] for n in (10, 1000))
+    assert lines_run(lambda: prefixes.visit(many)) < 4 * lines_run(lambda: prefixes.visit(few))
+
+
 @pytest.mark.plain_build
 def test_no_request_sorts_all_places_when_a_generation_begins() -> None:
     """A place is listed when a candidate comes to it: nothing is sorted anew."""

@@ -173,12 +173,19 @@ class Prefixes:
 
     def visit(self, sums: list[int]) -> Visit:
         """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
-        for n_seen in range(len(sums), 0, -1):  # of a prefix that was seen the shorter ones were
-            last = sums[n_seen - 1]
-            trail = self._trails[last >> PART_SHIFT].get(last)
-            if trail is not None:
-                return Visit(sums, n_seen, trail)
-        return Visit(sums, 0, None)
+        #   seen ├───────────────────────┤?       ?   ?  ?│ len(sums)      steps double, backwards,
+        #        of a prefix that was seen the shorter ones were           and halve again
+        n_seen, unseen, step = len(sums), len(sums) + 1, 1
+        while n_seen > 0 and self._trail_of(sums[n_seen - 1]) is None:
+            unseen, n_seen, step = n_seen, n_seen - step, 2 * step
+        n_seen = max(n_seen, 0)
+        while unseen - n_seen > 1:
+            middle = (n_seen + unseen) // 2
+            if self._trail_of(sums[middle - 1]) is None:
+                unseen = middle
+            else:
+                n_seen = middle
+        return Visit(sums, n_seen, self._trail_of(sums[n_seen - 1]) if n_seen else None)
 
     def used(self, visit: Visit, clock: int) -> None:
         """A request uses prefixes; of those seen before this is a reuse. O(new prefixes)."""
@@ -266,6 +273,10 @@ class Prefixes:
         return True
 
     # -- inside
+
+    def _trail_of(self, prefix: int) -> Trail | None:
+        """The last use of a prefix; None where it was not seen, or is forgotten."""
+        return self._trails[prefix >> PART_SHIFT].get(prefix)
 
     def _extend(self, trail: Trail, sums: list[int]) -> None:
         """The trail goes on with those of `sums` that it does not have."""
