@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 15_566
+MOST_LINES = 15_560
 """Of the core's source."""
 
 

@@ -191,7 +191,8 @@ class CacheConfig(SettingsModel):
     @model_validator(mode="before")
     @classmethod
     def _filled_in(cls, settings: Any) -> Any:
-        # each tier is sized one way; until the pools are known, one token stands for bytes
+        #   tokens=N ─► N      tokens="8 GiB", bytes or memory alone ─► bytes, and 1 token until the
+        #   pools are known    memory beside tokens ─► both     any other two ─► refused
         if not isinstance(settings, Mapping):
             return settings
         settings = dict(settings)

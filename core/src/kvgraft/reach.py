@@ -63,6 +63,7 @@ def _check_term(term: object) -> None:
 
 def _answers(term: Term, boundary: int, page_size: int) -> str | None:
     """The fault in a term's answers, in form or between `pages` and `needs`; None if none."""
+    #   |pages(b)| <= width(b) <= b, and width never falls;   page in pages(b) <=> needs(b, a token)
     spans: object = term.pages(boundary, page_size)
     if not isinstance(spans, Sequence):
         return f"pages gives a {type(spans).__name__}, no sequence of page ranges; give a tuple"

@@ -265,6 +265,7 @@ class Serving:
 
         Its slots and pins are given up; the request must be admitted again.
         """
+        #   match ─► new pins ─► old slots, promises and pins go: what both pin has stayed
         self.expect_open()
         request = self.expect_own(request)
         if request.stage is CLOSED:

@@ -374,6 +374,8 @@ def _check_fields(plugin: Plugin, component: Component) -> None:
 
 
 def _check_component(plugin: Plugin, component: object) -> None:
+    #   kind STATE <=> reach is a state          host pool => HOST_MIRROR is declared
+    #   home HOST => pages, and a host pool      private pools => budget_contribution
     declaration = plugin.declaration
     if not isinstance(component, Component):
         said = f"create_component returned {type(component).__name__}, not a Component"

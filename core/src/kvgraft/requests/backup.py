@@ -95,31 +95,19 @@ class Backups:
 
         Not out of data above it: its copy is of no use without that.
         """
-        short = [
-            component
-            for component in components
-            if (ledger := component.hosts[node.tenant]) is not None
-            and ledger.room < component.n_slots(node)
-        ]
-        if not short or any(_never_fits(component, node) for component in components):
+        pools = [(each, each.ledger(HOST, node.tenant), each.n_slots(node)) for each in components]
+        short = [(each, n_slots) for each, ledger, n_slots in pools if ledger.room < n_slots]
+        if not short or any(ledger.headroom < n_slots for _, ledger, n_slots in pools):
             return False
         assert node.parent is not None
         above = hold_host(self.tree, node.parent)
         if above is None:
             return False
         try:
-            return all(
-                self.evictor.ensure_free(component, HOST, component.n_slots(node), node.tenant)
-                for component in short
-            )
+            ensure_free, tenant = self.evictor.ensure_free, node.tenant
+            return all(ensure_free(each, HOST, n_slots, tenant) for each, n_slots in short)
         finally:
             release(self.tree, above)
-
-
-def _never_fits(component: TreeComponent, node: Node) -> bool:
-    """Whether HOST has no room for a node, whatever is evicted."""
-    ledger = component.hosts[node.tenant]
-    return ledger is None or ledger.headroom < component.n_slots(node)
 
 
 def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node], since: int) -> list[Node]:

@@ -133,6 +133,11 @@ class Evictor:
         copy, at most `timeout_s`; slots still missing then come from other victims, unbacked: a
         slow or failed backup never blocks device progress (E4).
         """
+        #   until  room + on_their_way >= n_slots:
+        #     victim ─┬─ has a copy, or HOST takes none ─► dropped: room grows
+        #             ├─ headroom without it >= 0 ──► copied: on_their_way grows, headroom falls
+        #             └─ else: wait for its components' copies, and copy the part that fits
+        #   then wait for those copies; what still lacks is dropped: room >= n_slots
         ledger = component.books_for(DEVICE, self.tree.for_tenant)
         leaving: list[Transfer] = []
         on_their_way = 0

@@ -454,6 +454,8 @@ class Publisher:
     def _insert(
         self, request: Request, end: int, retained: Retained | None, leaf: Node | None = None
     ) -> inserting.Inserted:
+        #   start ─────► ... anchor ─────► end       start: the anchor, or above it where pages or
+        #   └─ the offer begins here at the first    states of the offer come before its boundary
         if self.points.matter and not self.tree.has_state:
             # Also those that lie behind `end`: part of their data may be handed over now.
             passed = max(end, request.computed // self.tree.page_size)

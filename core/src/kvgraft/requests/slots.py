@@ -19,6 +19,9 @@ from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
+PASSED = "the engine computed past it"
+"""Why a point is skipped whose state the model has written over."""
+
 
 def needed_between(
     component: TreeComponent, boundaries: Collection[int], first: int, end: int
@@ -232,11 +235,13 @@ class StateSlots:
         for part in parts:
             if part.due and part.due_as is POINT:
                 # It was promised and never kept, and the model has written over it (I11).
-                self.points.skip(request, part.due, "the engine computed past it")
+                self.points.skip(request, part.due, PASSED)
                 part.account.forgo(1)
         ahead = request.checkpoints
         while ahead and ahead[0] != page and ahead[0] * self.tree.page_size <= request.computed:
-            self._skip_promised(request, ahead.pop(0), "the engine computed past it")
+            self.points.skip(request, ahead.pop(0), PASSED)
+            for part in parts:
+                part.account.forgo(1)  # slots promised for no point are free again (I12)
         if ahead and ahead[0] == page:
             request.last_point = ahead.pop(0)
             due_as = POINT
@@ -252,14 +257,10 @@ class StateSlots:
         for part in parts:
             part.due, part.due_as = page, due_as
 
-    def _skip_promised(self, request: Request, page: int, reason: str) -> None:
-        """A point ahead is none after all; the slots that were promised for it are not (I12)."""
-        self.points.skip(request, page, reason)
-        for part in request.state_components:
-            part.account.forgo(1)
-
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""
+        #   GRID   kept if headroom > 0 in every pool; else the point is skipped, and named
+        #   LEFT   the same, and a slot is free or has a state that was left behind; else forgotten
         if not request.state_components:
             return
         first = request.state_components[0]

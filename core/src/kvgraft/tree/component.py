@@ -9,6 +9,10 @@ Candidates are sorted three times:
 
 A node is entered while it is a candidate, with the stamp of its cell: what no longer is one, or was
 used, is withdrawn at once, so that nobody who makes room has to pass entries that are outdated.
+
+Two lists beside this queue hold the copies that write-back makes, `TreeComponent.clean` and
+`TreeComponent.doubles`. They leave before other data, in the order in which they were copied: no
+policy orders them, and whether one is outdated is asked when its turn comes.
 """
 
 from __future__ import annotations
@@ -50,8 +54,11 @@ class _Line:
 class Candidates:
     """The candidates of one pool.
 
+    Each tenant and level has an order of its own, made by the policy: one that ranks by what it
+    costs to lose a candidate now has no number that could be part of a common key.
+
     Args:
-        tree: says for whom room is made (`Tree.for_tenant`), and what terms data has.
+        tree: says for whom room is made (`Tree.for_tenant`), and how long data is kept.
         component: name and index of the component.
         place: the bit that says in `Cell.queued` that a cell is entered here.
         pool: the pool's ledger.
@@ -59,7 +66,7 @@ class Candidates:
 
     def __init__(self, tree: Tree, component: tuple[str, int], place: int, pool: PoolBooks) -> None:
         self._tree = tree
-        self._name, self._index = component
+        self._name, self.index = component
         self._place = place
         self._pool = pool
         self._refused: Exception | None = None
@@ -73,12 +80,10 @@ class Candidates:
             {LEFT: _Line(RecencyQueue()), 0: _Line(make(each))} for each in self._pool.parts
         ]
         """By tenant and level."""
-        self._by_time = [RecencyQueue() for _ in self._pool.parts]
-        """By tenant, those that have a time, in the order in which it is over."""
 
     @property
     def first_order(self) -> Order:
-        """The policy's order of the first tenant's data without a term."""
+        """The policy's order of the first tenant's data of priority 0."""
         return self._lines[0][0].order
 
     def score(self, stamp: int) -> float | None:
@@ -93,7 +98,7 @@ class Candidates:
         Pins and ledgers are being changed, so an order that fails is reported where room is made
         next (I8).
         """
-        cell = node.cells[self._index]
+        cell = node.cells[self.index]
         if cell.queued & self._place:
             return
         line = self._line(node, cell)
@@ -104,13 +109,12 @@ class Candidates:
             return
         cell.queued |= self._place
         line.n += 1
-        until = self._until(cell.stamp)
-        if until is not None:
-            self._by_time[node.tenant].push(until, node)
+        if self._tree.lifetimes is not None:
+            self._tree.lifetimes.entered(self, node, cell.stamp)
 
     def withdraw(self, node: Node) -> None:
         """Drop what is no candidate any more; nothing happens if it is not entered."""
-        cell = node.cells[self._index]
+        cell = node.cells[self.index]
         if not cell.queued & self._place:
             return
         line = self._line(node, cell)
@@ -134,8 +138,7 @@ class Candidates:
         if giver is None or level is None:
             return None
         if level == EXPIRED:
-            over = self._over(giver)
-            assert over is not None
+            over: Node = self._tree.lifetimes.over(self, giver)
             self.withdraw(over)
             return over
         line = self._lines[giver][level]
@@ -145,7 +148,7 @@ class Candidates:
                 raise self._bad_order(f"gives none while {line.n} candidates wait")
             stamp: int = entry[0]
             node: Node = entry[1]
-            cell = node.cells[self._index]
+            cell = node.cells[self.index]
         except ContractViolation:
             raise
         except Exception as error:
@@ -192,38 +195,22 @@ class Candidates:
 
     def _next(self, least: int) -> tuple[int | None, int | None]:
         """The tenant and the level of the next victim."""
-        giver = self.giver()
+        giver, lifetimes = self._pool.giver(self._tree.for_tenant, self), self._tree.lifetimes
         if giver is None:
             return None, None
-        first = EXPIRED if least <= EXPIRED and self._over(giver) is not None else None
+        first: int | None = None
+        if lifetimes is not None and least <= EXPIRED and lifetimes.over(self, giver) is not None:
+            first = EXPIRED
         for level, line in self._lines[giver].items():
             if line.n and level >= least and (first is None or level < first):
                 first = level
         return giver, first
 
-    def _until(self, stamp: int) -> int | None:
-        """Orders data by the end of its time, then by its last use; None if it has no time."""
-        lifetimes = self._tree.lifetimes
-        term = None if lifetimes is None else lifetimes.of(stamp)
-        if term is None or term.until_s is None:
-            return None
-        until_s: float = min(term.until_s, 1e15)
-        return (round(until_s * 1e9) << 64) + stamp
-
-    def _over(self, tenant: int) -> Node | None:
-        """The candidate whose time was over first; None if nobody's is. It stays at its level."""
-        entry = self._by_time[tenant].entry(0, 0)
-        if entry is None:
-            return None
-        node: Node = entry[1]
-        return node if self._tree.level(node.cells[self._index].stamp) == EXPIRED else None
-
     def _gone(self, node: Node, cell: Cell, line: _Line) -> None:
         cell.queued &= ~self._place
         line.n -= 1
-        until = self._until(cell.stamp)
-        if until is not None:
-            self._by_time[node.tenant].withdraw(until, node)
+        if self._tree.lifetimes is not None:
+            self._tree.lifetimes.left(self, node, cell.stamp)
 
     def _bad_order(self, what: str) -> ContractViolation:
         return ContractViolation("K2", self._name, f"its eviction policy's order {what}")
@@ -400,8 +387,9 @@ class TreeComponent:
         clean: the first of `device.queue`, taken out of it to be copied to HOST before they leave:
             the clean reserve. They go before the others, but for data that was left behind. What is
             used meanwhile is a candidate among these again.
-        doubles: nodes whose data both tiers have and that are not in the clean reserve; under
+        doubles: nodes whose data both tiers have and that are not in the clean reserve. Under
             write-back HOST gives up these copies first, the oldest entry before others.
+        lists_doubles: whether it does: they are no canonical copies, and no tenants share HOST.
         host_floor: the policy's score of the last victim on HOST; None without one.
         host_level: that victim's level, see `Tree.lifetimes`.
         per_tenant_order: whether tenants share its pools: candidates are kept back from some of
@@ -425,6 +413,7 @@ class TreeComponent:
         "index",
         "is_prefix_closed",
         "is_state",
+        "lists_doubles",
         "name",
         "narrower",
         "per_tenant_order",
@@ -479,6 +468,8 @@ class TreeComponent:
         self.host_floor: float | None = None
         self.host_level = 0
         self.per_tenant_order = len(device.parts) > 1
+        kept = tree.prefix_closed_host or self.home_is_host or self.per_tenant_order
+        self.lists_doubles = not kept
 
     def pool(self, tier: Tier) -> PoolBooks:
         """Its books of a tier, of which it has a pool."""
@@ -494,7 +485,11 @@ class TreeComponent:
 
     def books_for(self, tier: Tier, tenant: int | None) -> PoolBooks:
         """The books that say whether a tenant, or with None anybody, may take slots."""
-        return self.pool(tier) if tenant is None else self.ledger(tier, tenant)
+        if tenant is None:
+            return self.pool(tier)
+        books = (self.devices if tier is DEVICE else self.hosts)[tenant]
+        assert books is not None
+        return books
 
     def stored_between(self, first: int, end: int) -> int:
         """Number of the pages `[first, end)` of a running request that get slots."""
@@ -527,16 +522,16 @@ class TreeComponent:
         cell = node.cells[self.index]
         if cell.stamp == stamp:
             return
-        on_device, on_host = cell.queued & ON_DEVICE, cell.queued & ON_HOST
-        if on_device:
-            self.device.queue.withdraw(node)
-        if on_host:
-            self.pool(HOST).queue.withdraw(node)
+        entered, device, host = cell.queued, self.device, self.host
+        if entered & ON_DEVICE:
+            device.queue.withdraw(node)
+        if host is not None and entered & ON_HOST:
+            host.queue.withdraw(node)
         cell.stamp = stamp
-        if on_device:
-            self.device.queue.push(node)
-        if on_host:
-            self.pool(HOST).queue.push(node)
+        if entered & ON_DEVICE:
+            device.queue.push(node)
+        if host is not None and entered & ON_HOST:
+            host.queue.push(node)
 
     def is_worth(self, stamp: int, other: int) -> bool:
         """Whether the policy thinks no less of data with a stamp than of data with another one."""
@@ -576,7 +571,7 @@ class TreeComponent:
         """Enter a node if both tiers have its data, and it is not in the clean reserve."""
         cell = node.cells[self.index]
         both = cell.device is not None and cell.host is not None
-        if both and not cell.queued & (CLEAN | DOUBLE):
+        if self.lists_doubles and both and not cell.queued & (CLEAN | DOUBLE):
             self.doubles.enter(cell.stamp, node, self.n_slots(node))
 
     def pop_double(self) -> Node | None:

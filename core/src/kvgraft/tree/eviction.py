@@ -79,7 +79,7 @@ def next_victim(
     for node in passed:  # it is a candidate still, though not for this request
         if tree.is_candidate(node, component, DEVICE):
             component.queue_device(node)
-        tree.queue_double(node, component)
+        component.queue_double(node)
     return victim
 
 
@@ -131,8 +131,9 @@ def _keep_guaranteed(tree: Tree, node: Node, component: TreeComponent, tier: Tie
 
 def _cut(tree: Tree, node: Node, component: TreeComponent, most: int) -> None:
     """No more than the last `most` slots of a victim leave; those before them are next in line."""
-    most = max(most, component.n_slots(node) // LEAST_SHARE)
-    if component.n_slots(node) > most:
+    n_slots = component.n_slots(node)
+    most = max(most, n_slots // LEAST_SHARE)
+    if n_slots > most:
         tree.split(node, node.end - most // component.slots_per_page)
 
 
@@ -207,8 +208,10 @@ def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
         victim = next_device_victim(tree, component)
         if victim is None:
             break
-        if component.is_prefix_closed and not victim.node.cells[component.index].is_backed:
-            _cut(tree, victim.node, component, max(target - ledger.room, least))
+        node, most = victim.node, max(target - ledger.room, least)
+        is_long = component.is_prefix_closed and component.n_slots(node) > most
+        if is_long and not node.cells[component.index].is_backed:
+            _cut(tree, node, component, most)
         evict_victim(tree, victim)
     return component.device.free - before
 

@@ -277,6 +277,10 @@ class TokenKey:
 
     def extend(self, tokens: Tokens) -> None:
         """Append token ids; O(new tokens). Raises as a new key does, and appends nothing then."""
+        #   one id ── its sign bit ──────────────────┐
+        #   a list, compiled ── one loop, all checks ─┼─► data grows, as the last thing
+        #   packed, or a short array ── signs after ──┤
+        #   a long array ── checked where it is ──────┘
         try:
             if type(tokens) is list and len(tokens) == 1:
                 data = ONE_TOKEN(tokens[0])  # a decode's, at every step

@@ -368,12 +368,12 @@ def parent_on_host(tree: Tree, node: Node, *, or_coming: bool = False) -> bool:
     parent = node.parent
     if parent is None or parent.parent is None or not tree.prefix_closed_host:
         return True
-    cells = [
-        parent.cells[component.index]
-        for component in tree.prefix_closed
-        if component.host is not None
-    ]
-    return all(cell.is_backed if or_coming else cell.host is not None for cell in cells)
+    for component in tree.prefix_closed:
+        cell = parent.cells[component.index]
+        missing = component.host is not None and cell.host is None
+        if missing and not (or_coming and cell.is_backed):
+            return False
+    return True
 
 
 def abort(tree: Tree, operation: Operation) -> None:

@@ -69,12 +69,6 @@ FURTHEST_NODES: Final = 16
 """Nodes along a line among which the next data of a component is looked for."""
 
 
-def _one_tenant(namespace: object) -> int:
-    """The index of the only ledger, where there are no tenants."""
-    del namespace
-    return 0
-
-
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Tree:
     """One radix tree per namespace over shared pools.
@@ -164,7 +158,7 @@ class Tree:
         self.use_class = 0
         self.use_retention: Any = None
         self.lifetimes: Any = None
-        self.tenant_of: Callable[[object], int] = _one_tenant
+        self.tenant_of: Callable[[object], int] = lambda namespace: 0
         self.for_tenant: int | None = None
         self.n_nodes = 0
         self.n_splits = 0
@@ -421,7 +415,7 @@ class Tree:
         else:
             cell.host = slots
         if cell.device is not None and cell.host is not None:
-            self.queue_double(node, component)
+            component.queue_double(node)
         for each in self.observers:
             each.arrived(node, component, tier, node.start, source)
         live = 0
@@ -558,12 +552,6 @@ class Tree:
             idle = cell.host is not None and not held
         return idle and (not component.is_prefix_closed or self.is_leaf(node, tier))
 
-    def queue_double(self, node: Node, component: TreeComponent) -> None:
-        """Under write-back HOST gives up first what DEVICE has, too, but no canonical copy."""
-        kept = self.prefix_closed_host or component.home_is_host or component.per_tenant_order
-        if not kept:
-            component.queue_double(node)
-
     def queue_candidates(self, node: Node) -> None:
         """Enter the cells of `node` that have become evictable."""
         if node.parent is None:
@@ -573,7 +561,10 @@ class Tree:
             idle = cell.device is not None and not cell.device_pins
             if idle and (leaf or not component.is_prefix_closed):
                 component.queue_device(node)
-            if cell.host is not None and self.is_candidate(node, component, HOST):
-                component.pool(HOST).queue.push(node)
-            if cell.host is not None and cell.device is not None:
-                self.queue_double(node, component)
+            host = component.host
+            if host is None or cell.host is None:
+                continue
+            if self.is_candidate(node, component, HOST):
+                host.queue.push(node)
+            if cell.device is not None:
+                component.queue_double(node)

@@ -8,13 +8,16 @@ retention nothing is looked up.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from kvgraft.errors import ConfigError
 from kvgraft.policies.policy import use_of
+from kvgraft.policies.recency import RecencyQueue
 from kvgraft.requests.request import Request
-from kvgraft.tree.component import EXPIRED
+from kvgraft.tree.component import EXPIRED, Candidates
+from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 
 __all__ = ["Lifetimes", "RequestedRetention", "Retention", "Retentions"]
@@ -48,6 +51,8 @@ class Lifetimes:
         self._clock = clock
         self._retentions: dict[int, Retention] = {}
         self._most = FEWEST_RETENTIONS
+        self._by_time: dict[tuple[Candidates, int], RecencyQueue] = defaultdict(RecencyQueue)
+        """By pool and tenant, candidates that have a time, in the order in which it is over."""
         self.now_s = clock()
 
     def read_clock(self) -> None:
@@ -79,6 +84,35 @@ class Lifetimes:
     def is_over(self, retention: Retention) -> bool:
         """Whether its time is over."""
         return retention.until_s is not None and retention.until_s <= self.now_s
+
+    # -- candidates by the end of their time: each is in its order by priority as well
+
+    def entered(self, candidates: Candidates, node: Node, stamp: int) -> None:
+        """A pool has one more candidate."""
+        until = self._until(stamp)
+        if until is not None:
+            self._by_time[candidates, node.tenant].push(until, node)
+
+    def left(self, candidates: Candidates, node: Node, stamp: int) -> None:
+        """A node that was entered with this stamp is no candidate any more."""
+        until = self._until(stamp)
+        if until is not None:
+            self._by_time[candidates, node.tenant].withdraw(until, node)
+
+    def over(self, candidates: Candidates, tenant: int) -> Node | None:
+        """A tenant's candidate whose time was over first; None if nobody's is."""
+        entry = self._by_time[candidates, tenant].entry(0, 0)
+        if entry is None:
+            return None
+        node: Node = entry[1]
+        return node if self.level(node.cells[candidates.index].stamp) == EXPIRED else None
+
+    def _until(self, stamp: int) -> int | None:
+        """Orders data by the end of its time, then by its last use; None if it has no time."""
+        retention = self.of(stamp)
+        if retention is None or retention.until_s is None:
+            return None
+        return (round(min(retention.until_s, 1e15) * 1e9) << 64) + stamp
 
     def describe(self, retention: Retention) -> str:
         """When its time is over, in words; empty if never."""
