@@ -22,6 +22,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.file_baton import FileBaton
 
 from kvgraft import Cache, ConfigError
 from kvgraft.devices import PlaneCopy
@@ -35,6 +36,7 @@ from kvgraft_testing.checking import Checker
 
 from ..acceptance.__main__ import contracts
 from ..commands import KVGRAFT, ROOT, run
+from .toy import alone_in
 
 SIZES = CopySizes(batched_nbytes=1000)
 
@@ -231,6 +233,15 @@ def keeps_the_contract(name: str, device: str, path: str) -> None:
     command = [KVGRAFT, "check", name, "--device", device, "--profile", "dev"]
     done = run(*command, PYTHONPATH=path, timeout_s=590)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_build_that_was_killed_keeps_no_later_one_waiting(tmp_path: Path) -> None:
+    (tmp_path / "lock").touch()
+    baton = FileBaton(str(tmp_path / "lock"))
+    assert not baton.try_acquire()
+    with alone_in(tmp_path):
+        assert baton.try_acquire()
+        baton.release()
 
 
 @needs_a_compiler
