@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 
 from kvgraft import Cache, TokenKey
-from kvgraft.policies.policy import CLASS_BITS, PIECE_TOKENS, Hint, Use, class_of, prefix_sums
+from kvgraft.policies.policy import (
+    CLASS_BITS,
+    MAX_CLASSES,
+    PIECE_TOKENS,
+    Hint,
+    Use,
+    class_of,
+    prefix_sums,
+)
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.tree.ledger import Ledger
 from kvgraft.types import Tier
 from kvgraft_density.learning import N_BINS, Prefixes, Rates, Trail, Visit
-from kvgraft_density.policy import Clock, Density, DensityOrder
+from kvgraft_density.policy import MOST_RANKED, Clock, Density, DensityOrder
 
 from ..counting import lines_run
 
@@ -362,6 +370,47 @@ def test_no_request_sorts_all_places_when_a_generation_begins() -> None:
     assert n_places > 32 * 6
     clock.note(130 * 32 << CLASS_BITS, 129)
     assert lines_run(order.pop) < 12 * n_places
+
+
+@pytest.mark.plain_build
+def test_a_generation_takes_no_step_for_each_place_that_is_listed() -> None:
+    """Candidates of a kind in all bins: more places, and as many kinds."""
+
+    def places_and_lines(n_generations: int) -> tuple[int, int]:
+        clock = Clock()
+        order = DensityOrder(Ledger("full", Tier.DEVICE, SlotAllocator(64)), clock)
+        for number in range(1, n_generations + 1):
+            for its_class in range(8):
+                order.push(number * 8 + its_class << CLASS_BITS | its_class, number)
+            clock.note((number + 1) * 8 << CLASS_BITS, number)
+        clock.note((n_generations + 9) * 8 << CLASS_BITS, n_generations + 1)
+        return len(order._listed), lines_run(order._grow_older)
+
+    few, least = places_and_lines(8)
+    many, most = places_and_lines(128)
+    assert many > 1.8 * few
+    assert most < 1.3 * least
+
+
+def test_orders_with_many_places_learn_in_requests_of_their_own() -> None:
+    policy = Density()
+    for name in "abc":
+        policy.order(Ledger(name, Tier.DEVICE, SlotAllocator(64)))
+    policy.opened(1 << 16)
+    orders = policy.orders
+    for order in orders:
+        for number in range(MOST_RANKED):
+            order.push(number << CLASS_BITS | number % MAX_CLASSES, number)
+    policy.prefixes.reached, policy.prefixes.reused = {0: [9] * N_BINS}, {0: [1] * N_BINS}
+    learnt: list[int] = []
+    for n in range(1, 60):
+        request = Use(None, bytearray(400), 100, 0, [])
+        _, request.memo = policy.classify(request)
+        before = [order._rates for order in orders]
+        policy.admitted(request, n + 512 << CLASS_BITS)
+        learnt.append(sum(order._rates is not was for order, was in zip(orders, before)))
+    assert max(learnt) == 1
+    assert sum(learnt) == 2 * len(orders)
 
 
 def sampled(reached: dict[int, list[int]], reused: dict[int, list[int]]) -> Prefixes:

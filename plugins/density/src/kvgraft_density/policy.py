@@ -8,7 +8,7 @@ learnt, and among equals, what was used least recently leaves first.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
 from math import isqrt
 from typing import Any, Final
@@ -67,6 +67,9 @@ MOST_LEVELS: Final = 1 << KIND_BITS - CLASS_BITS
 WORTH: list[float] = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
 """The work that a reuse of data saves, by the level of its cost."""
 
+
+MOST_RANKED: Final = 256
+"""Places ranked anew in one request, after which the next order waits for the next one."""
 
 MOST_RISEN: Final = 16
 """Candidates passed over for one victim because their cost rose: those of many rise at once."""
@@ -131,6 +134,8 @@ class Density:
         self.prefixes = Prefixes(1, 1)
         self._learning: Rates | None = None
         """Rates that orders get once their scores are computed, a class with each request."""
+        self._n_taught = 0
+        """Orders that have them."""
         self._n_uses = 0
         self._is_aged = True  # whether all prefixes that had grown older were counted
         self._n_tokens = 0  # of all prompts and outputs
@@ -196,15 +201,21 @@ class Density:
             self._learning = Rates(self.prefixes, COARSER)
 
     def _go_on_learning(self, rates: Rates) -> None:
-        """Compute the scores of one more class, or hand all over; no request computes many."""
+        """Compute the scores of one more class, or hand all over; no request computes many.
+
+        Nor ranks many places: orders that have many learn one after the other.
+        """
         if rates.unscored:
             its_class = rates.unscored.pop()
             for base in self._bases.values():
                 rates.scores(its_class, base.capacity / self.clock.unit)
             return
-        self._learning = None
-        for order in self.orders:
-            order.learn(rates)
+        n_ranked = 0
+        while self._n_taught < len(self.orders) and n_ranked < MOST_RANKED:
+            n_ranked += self.orders[self._n_taught].learn(rates)
+            self._n_taught += 1
+        if self._n_taught == len(self.orders):
+            self._learning, self._n_taught = None, 0
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """The request's class, with what the engine said of its future."""
@@ -274,6 +285,8 @@ class DensityOrder:
         """Candidates by kind."""
         self._kinds: dict[int, list[int]] = {}
         """Kinds by class."""
+        self._bins: dict[int, int] = {}
+        """The bins of a kind that are listed, one bit each."""
         self._line: list[tuple[float, int]] = []
         """Score below 0 and place of all candidates there are, the lowest score last. The bin of a
         place stands above the kind. Some may have no candidates left."""
@@ -318,13 +331,19 @@ class DensityOrder:
             self._put(stamp, node, now)
         return None
 
-    def learn(self, rates: Rates) -> None:
-        """New rates of reuse by class."""
+    def learn(self, rates: Rates) -> int:
+        """New rates of reuse by class; returns the places that were ranked by them."""
         self._rates = rates
         self.tau = self._base.capacity
         self._place = -1
-        self._listed = {place: self._rank(place) for place in self._listed}
+        scores = {each: self._scores(each) for each in self._kinds}
+        self._listed = {
+            place: -scores[place & MAX_CLASSES - 1][place >> KIND_BITS]
+            * WORTH[place >> CLASS_BITS & MOST_LEVELS - 1]
+            for place in self._listed
+        }
         self._line = sorted(zip(self._listed.values(), self._listed))
+        return len(self._line)
 
     def score(self, stamp: int) -> float | None:
         """Expected reuses in a stay of `tau`; 0 until something is learnt.
@@ -378,7 +397,8 @@ class DensityOrder:
         kind = level << CLASS_BITS | class_of(stamp)
         queue = self._queues.get(kind)
         if queue is None:
-            queue = self._queues[kind] = RecencyQueue()
+            queue, self._bins[kind] = RecencyQueue(), 0
+            self._queues[kind] = queue
             self._kinds.setdefault(class_of(stamp), []).append(kind)
         queue.push(stamp, node)
         if self._generation != self._clock.now:
@@ -421,6 +441,7 @@ class DensityOrder:
             entry = queue.first(above, until)
             if entry is None:
                 del line[at], listed[place]
+                self._bins[place & KINDS - 1] ^= 1 << (place >> KIND_BITS)
                 continue
             n_equal += 1
             if first is None or entry < first:
@@ -430,28 +451,32 @@ class DensityOrder:
 
     def _grow_older(self) -> None:
         """A generation has begun: list the places that candidates have come to."""
-        clock, before = self._clock, self._edges
-        self._generation, self._place = clock.now, -1
-        edges = self._edges = _edges(clock)
+        self._generation, self._place = self._clock.now, -1
+        edges = self._edges = _edges(self._clock)
         gone = [kind for kind, queue in self._queues.items() if queue.entry(0, 0) is None]
         for kind in gone:
-            del self._queues[kind]
+            del self._queues[kind], self._bins[kind]
             self._kinds[class_of(kind)].remove(kind)
         if gone:
             self._line = [each for each in self._line if each[1] & KINDS - 1 in self._queues]
             self._listed = {place: score for score, place in self._line}
-        for younger in list(self._listed):
-            youngest = before[younger >> KIND_BITS]  # all that were there are above it
-            place = younger + KINDS
-            while place >> KIND_BITS < N_BINS and edges[(place >> KIND_BITS) - 1] > youngest:
-                if place not in self._listed:
-                    queue, above, until = self._range(place)
-                    if queue.first(above, until) is not None:
-                        self._list(place)
-                place += KINDS
+        #   bins of a kind, the youngest first:   . x x . x . . .      x listed
+        #   its oldest candidate is here:                     ^        so it may have come to a ?
+        #                                               ?   ? ?
+        rising = [-edge for edge in edges[:N_BINS]]
+        for kind, queue in self._queues.items():
+            oldest, bins = queue.entry(0, 0), self._bins[kind]
+            assert oldest is not None
+            unlisted = (2 << bisect_right(rising, -oldest[0])) - 1 & -(bins & -bins) & ~bins
+            while unlisted:
+                number = (unlisted & -unlisted).bit_length() - 1
+                unlisted &= unlisted - 1
+                if queue.first(edges[number], edges[number - 1]) is not None:
+                    self._list(number << KIND_BITS | kind)
 
     def _list(self, place: int) -> float:
         score = self._listed[place] = self._rank(place)
+        self._bins[place & KINDS - 1] |= 1 << (place >> KIND_BITS)
         insort(self._line, (score, place))
         return score
 
