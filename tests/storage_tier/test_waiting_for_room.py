@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from kvgraft import Tier, TokenKey, WritePolicy
 from kvgraft.cache import Cache
 from kvgraft_storage.tier import Prefetch, fetching
+from kvgraft_storage.tier.fetching import Fetch
 
 from ..serving.own_parts import clocked_parts
 from ..serving.server import Server, ledgers
@@ -147,6 +148,30 @@ def test_pages_that_nobody_begins_with_are_kept_for_a_while_only() -> None:
     clock.now += 2
     until(lambda: waiting.ended and all(each.ended for each in came), cache)
     assert cache.evict("full", 1000, Tier.HOST) >= 24
+    cache.close()
+
+
+@pytest.mark.parametrize(
+    "moment", [lambda fetch: fetch.planned, lambda fetch: fetch.ended], ids=["planned", "ended"]
+)
+def test_room_that_comes_while_prefetches_are_found_to_be_short_of_it_counts(
+    moment: Callable[[Fetch], object],
+) -> None:
+    """Nothing is under way then that could free more."""
+    cache = opened(pace=step_by_step())
+    came = filled(cache)
+    first, *others = waiting = asked(cache, *PROMPTS[3:6])
+    fetch = first.fetch
+    assert fetch is not None
+    until(lambda: moment(fetch), cache)
+    assert not first.waits
+    for each in came:
+        tier_of(cache).cancel(each)
+    until(lambda: first.ended, cache)
+    assert first.gained_tokens == 32, str(first)
+    tier_of(cache).cancel(first)
+    until(lambda: all(each.ended for each in others), cache)
+    assert all(each.gained_tokens for each in others), [*map(str, waiting)]
     cache.close()
 
 

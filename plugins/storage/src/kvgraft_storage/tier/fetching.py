@@ -118,6 +118,7 @@ class Fetch:
         comes_after: whether one that came before waits for room: it takes none then.
         give_way: frees HOST of data that is kept for younger prefetches; false if there is none.
         lacking: the components whose HOST pools were short.
+        room: the bytes and, per component, the slots that it could have had when it was planned.
         receipt: pins the node it begins at, on HOST (S1).
         target: the boundary that it goes for now; 0 while that is not known.
         rounds: calls that moved pages and have ended.
@@ -158,6 +159,7 @@ class Fetch:
         self.comes_after = False
         self.give_way: Callable[[], bool] = lambda: False
         self.lacking: list[TreeComponent] = []
+        self.room: list[int] = []
         self.gap: int | None = None
         self.capped = self.shrunk = False
         self.reason = ""
@@ -369,29 +371,30 @@ class Fetch:
             self.short_of = ShortOf.HOST
             self.reason = f"{self.short_of.value}: others that came before wait for room"
             return None
-        wanted = yield from self._plan(self._bounds(self._rooms), self._least)
+        wanted = yield from self._plan(self._bounds(self._note_room()), self._least)
         while wanted is None:
             yield from self._say_why_nothing()
             if self.short_of is not ShortOf.HOST or self.spare or not self.give_way():
                 return None
-            wanted = yield from self._plan(self._bounds(self._rooms), self._least)
+            wanted = yield from self._plan(self._bounds(self._note_room()), self._least)
         yield
         self.short_of, self.reason, self.lacking = None, "", []
         if not self.spare:
             yield from self._ensure_free(wanted)
             yield
+        self._note_room()
         plan = yield from self._plan_that_fits(self._least)
         self.shrunk = plan is None or plan.boundary < longest.boundary
         if plan is None:
             yield from self._say_why_nothing()
         return plan
 
-    @property
-    def _rooms(self) -> list[int]:
+    def _note_room(self) -> list[int]:
         """The HOST slots that can be had by eviction, per component."""
-        return [
-            max(0, self._host(component).headroom) for component in self.context.tree.components
-        ]
+        components = self.context.tree.components
+        rooms = [max(0, self._host(component).headroom) for component in components]
+        self.room = [self.budget, *rooms]
+        return rooms
 
     def _ensure_free(self, plan: Plan) -> Steps:
         """Evict for a plan, but no data it relies on, which stays pinned until the fetch ends."""
@@ -452,7 +455,8 @@ class Fetch:
         self.short_of = ShortOf.HOST
         needed = zip(self.context.tree.components, plan.n_slots)
         lacking = [(each, n) for each, n in needed if n > self._host(each).spare]
-        self.lacking = [component for component, _ in lacking]
+        # all, if room came since it was planned
+        self.lacking = [component for component, _ in lacking] or [*self.context.tree.components]
         short = ", ".join(
             f"{component.name} needs {n} slots and has {self._host(component).spare}"
             for component, n in lacking

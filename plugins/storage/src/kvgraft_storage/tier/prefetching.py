@@ -49,7 +49,7 @@ class _Short(NamedTuple):
     Attributes:
         of: the limit that was too small.
         lacking: the components whose pools were short.
-        room: the bytes and slots that it could have had.
+        room: the bytes and slots that it could have had when it was planned.
         until: the time until which it waits for more.
     """
 
@@ -463,7 +463,9 @@ class Prefetching:
         until = self._clock() + self.settings.queue_timeout_s if before is None else before.until
         self.counts["waited for room"] += before is None
         assert fetch.short_of is not None
-        room = [-1] if fetch.comes_after else self._room(prefetch, fetch.lacking)
+        room = [-1]
+        if not fetch.comes_after:
+            room = [fetch.room[0], *(fetch.room[1 + each.index] for each in fetch.lacking)]
         self._short[prefetch] = _Short(fetch.short_of, fetch.lacking, room, until)
         prefetch.waits = True
 
@@ -490,7 +492,7 @@ class Prefetching:
                 prefetch.waits, prefetch.reason = False, ""
                 self._launch(prefetch)
                 hope = True
-            elif not hope or now >= short.until:
+            elif now >= short.until or (first and not hope):
                 prefetch.short_of = short.of
                 self._finish(prefetch, prefetch.reason)
 
