@@ -566,3 +566,25 @@ def test_cleared_data_may_leave_device_where_a_match_needs_room_on_host(
         assert waiting.anchor_tokens == 8
         assert cache.tree.by_name["full"].device.free > free
         assert cache.stats().backups.in_flight
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_drafts_cut_from_a_key_count_in_no_later_step_whoever_steps_between(
+    *, by_hand: bool
+) -> None:
+    with opened("full", device_tokens=512, max_drafts=3) as cache:
+        first, other = (
+            prefilled(cache, range(start, start + 100), reserve=60) for start in (0, 1000)
+        )
+        for _ in range(4):  # every request goes the common way once
+            step = cache.step([first], [[1, 2, 3, 4]], n_drafts=3)
+            assert step.requests == [first]
+            computed = first.computed
+            first.key.truncate(computed + 2)
+            if by_hand:
+                cache.computed(first, 2)
+            for _ in range(2):
+                cache.step([other], [[1, 2, 3, 4]], n_drafts=3)
+                other.key.truncate(other.computed + 1)
+            cache.step([first, other], [[1], [2]])
+            assert first.computed == computed + 2

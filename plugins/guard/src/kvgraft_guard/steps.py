@@ -84,7 +84,15 @@ class Steps:
         self._mirrors: dict[str, Table] = {}
 
     def asked(self, requests: object, n_computed: object) -> None:
-        """A step begins: note its arguments, and who has a row since the one before."""
+        """A step begins: note its arguments, whose key was cut, who has a row since the one before.
+
+        Slots that were given behind a cut are of tokens that count in no step.
+        """
+        for row in self.rows.cut:
+            request = self.rows.request[row]
+            known, until = self._until.get(id(request), (None, 0))
+            if request is not None and known is request:
+                self._until[id(request)] = request, min(until, request.cut_at)
         self._asked, self._before = n_computed, []
         given = requests if isinstance(requests, (list, tuple)) else ()
         self._known = {id(each) for each in given if isinstance(each, Request) and each.row >= 0}
