@@ -574,8 +574,8 @@ change(
     TWO,
     "B1 T5",
     operations.parent_on_host,
-    "return all(",
-    "return True or all(",
+    "return False",
+    "return True",
 )
 change(
     "a backup does not wait for its source's computation",

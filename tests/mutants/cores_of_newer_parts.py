@@ -92,7 +92,7 @@ change(
     DRAWN,
     "T7 K2",
     Candidates._next,
-    "least <= EXPIRED and self._over(giver) is not None",
+    "least <= EXPIRED and lifetimes.over(self, giver) is not None",
     "False",
 )
 change(

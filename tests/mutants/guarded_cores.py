@@ -165,8 +165,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a candidate keeps the place it was entered with": BadCore(
         ("T7", "T12"),
         "tree/component.py",
-        "        cell.stamp = stamp\n        if on_device:",
-        "        cell.stamp = cell.stamp or stamp\n        if on_device:",
+        "        cell.stamp = stamp\n        if entered & ON_DEVICE:",
+        "        cell.stamp = cell.stamp or stamp\n        if entered & ON_DEVICE:",
     ),
     "a prefix does not count as used with nodes below it": BadCore(
         ("T7", "T12"),
@@ -439,9 +439,9 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a component that gained data later is not backed up": BadCore(
         ("B7", "B6", "B2"),
         "tree/operations.py",
-        "        and cell.host is None\n        and cell.incoming is None\n    ]\n\n\ndef _reserve",
+        "        and cell.host is None\n        and cell.incoming is None\n        and not is_left",
         "        and all(c.host is None for c in node.cells)\n        and cell.incoming is None\n"
-        "    ]\n\n\ndef _reserve",
+        "        and not is_left",
     ),
     "transfers are acknowledged without waiting": BadCore(
         ("B3",),
@@ -601,8 +601,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a state that was passed stays promised": BadCore(
         ("A1", "I12", "A12", "I11"),
         "requests/slots.py",
-        ('"the engine computed past it")\n                part.account.forgo(1)\n'),
-        '"the engine computed past it")\n',
+        "self.points.skip(request, part.due, PASSED)\n                part.account.forgo(1)\n",
+        "self.points.skip(request, part.due, PASSED)\n",
     ),
     "the bound of pins is asked of each alone": BadCore(
         ("K6",),
@@ -843,13 +843,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "data left behind is backed up as other data": BadCore(
         ("I9", "B6", "T7", "B2", "B7"),
         "tree/operations.py",
-        (
-            "        and cell.stamp >= FIRST_USE\n"
-            "        and cell.host is None\n"
-            "        and cell.incoming is None\n"
-            "    ]"
-        ),
-        ("        and cell.host is None\n        and cell.incoming is None\n    ]"),
+        ("        and cell.incoming is None\n        and not is_left_behind(cell.stamp)\n    ]"),
+        "        and cell.incoming is None\n    ]",
     ),
     "an ended copy is published where its data came otherwise, too": BadCore(
         (

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 from packaging.version import Version
 
 from ..commands import ROOT, run
@@ -131,6 +132,26 @@ def test_metadata_is_whole_and_the_same_in_both(
         supported = SUPPORTED[SUPPORTED.index(oldest) :]
         of_python = [c.split(" :: ")[2] for c in classifiers if "Python :: 3." in c]
         assert tuple(of_python) == supported
+
+
+def test_the_extra_all_brings_whatever_needs_nothing_else_installed(
+    wheels: dict[str, Path],
+) -> None:
+    metadata = metadata_of_wheel(wheels["kvgraft"])
+    needed = [Requirement(text) for text in metadata.get_all("Requires-Dist") or ()]
+
+    def brought(extra: str) -> set[str]:
+        found: set[str] = set()
+        for each in needed:
+            if each.marker is not None and each.marker.evaluate({"extra": extra}):
+                found = (
+                    found.union(*map(brought, each.extras)) if each.extras else found | {each.name}
+                )
+        return found
+
+    of_engines = {"kvgraft-vllm", "kvgraft-sglang", "kvgraft-transformers"}
+    of_servers = {"kvgraft-s3", "kvgraft-valkey", "kvgraft-mooncake"}
+    assert brought("all") == wheels.keys() - {"kvgraft"} - of_engines - of_servers
 
 
 def test_a_wheel_built_from_its_sdist_is_the_one_built_from_the_tree(

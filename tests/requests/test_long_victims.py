@@ -6,16 +6,11 @@ import pytest
 
 from kvgraft import Cache, TokenKey
 
+from ..serving import life
+
 
 def serve(cache: Cache, prompt: range) -> int:
-    request = cache.begin(TokenKey(prompt))
-    anchor = request.anchor_tokens
-    assert cache.admit(request).admitted
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
-    cache.finish(request)
+    anchor = life.serve(cache, prompt).anchor_tokens
     cache.check_integrity()
     return anchor
 

@@ -179,7 +179,7 @@ class Cache(Serving):
                 reservation or `max_deferrals`, a chunk below one token, no hint of that name, no
                 such priority or time, or a namespace that storage has no name for.
             LeaseError: the cache is closed, a running request has this key, or the prefetch was
-                cancelled, or given before, or is none of this cache.
+                cancelled, or given before, or belongs to another cache.
         """
         prompt = expect_key(key).n_tokens
         if type(reserve) is not int or reserve < 0:
@@ -555,7 +555,7 @@ class Cache(Serving):
         Nothing happens if its namespace was cleared meanwhile.
 
         Raises:
-            LeaseError: it was unpinned before, or is none of this cache.
+            LeaseError: it was unpinned before, or belongs to another cache.
         """
         self._opened_pins().unpin(pin)
 

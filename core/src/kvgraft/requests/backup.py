@@ -104,8 +104,7 @@ class Backups:
         if above is None:
             return False
         try:
-            ensure_free, tenant = self.evictor.ensure_free, node.tenant
-            return all(ensure_free(each, HOST, n_slots, tenant) for each, n_slots in short)
+            return all(self.evictor.ensure_free(each, HOST, n, node.tenant) for each, n in short)
         finally:
             release(self.tree, above)
 

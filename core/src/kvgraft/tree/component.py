@@ -185,7 +185,7 @@ class Candidates:
     def _line(self, node: Node, cell: Cell) -> _Line:
         """Where a node belongs by now."""
         stamp, lifetimes, lines = cell.stamp, self._tree.lifetimes, self._lines[node.tenant]
-        if stamp < FIRST_USE:
+        if stamp < FIRST_USE:  # `is_left_behind` as well, at each push and withdrawal
             return lines[LEFT]
         level = 0 if lifetimes is None else lifetimes.priority(stamp)
         line = lines.get(level)
@@ -535,8 +535,8 @@ class TreeComponent:
 
     def is_worth(self, stamp: int, other: int) -> bool:
         """Whether the policy thinks no less of data with a stamp than of data with another one."""
-        score, least = self.device.queue.score(stamp), self.device.queue.score(other)
-        return score is None or least is None or score >= least
+        score = self.device.queue.score(stamp)
+        return score is None or (least := self.device.queue.score(other)) is None or score >= least
 
     def pop_device(self) -> Node | None:
         """Take the next DEVICE candidate: left behind, then the clean reserve; None if none is."""

@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Final
 
-from kvgraft.policies.policy import FIRST_USE, LEFT_BEHIND, is_left_behind
+from kvgraft.policies.policy import LEFT_BEHIND, is_left_behind
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TOKEN_BYTES, TokenKey, common_prefix_pages
@@ -287,7 +287,7 @@ def _split_at_coverage(tree: Tree, child: Node, holdings: list[Holding]) -> Node
     adopted = [
         holding
         for component, cell, holding in zip(tree.components, child.cells, holdings)
-        if cell.device is None or cell.stamp < FIRST_USE or component.is_state
+        if cell.device is None or is_left_behind(cell.stamp) or component.is_state
     ]
     points = _breakpoints(child.start, child.end, adopted)
     return tree.split(child, min(points)) if points else child

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvgraft.policies.policy import FIRST_USE
+from kvgraft.policies.policy import is_left_behind
 from kvgraft.pools.allocator import SLOT_BYTES
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import drop_unreachable
@@ -112,9 +112,9 @@ def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
         for component in tree.components
         if component.host is not None
         and (cell := node.cells[component.index]).device is not None
-        and cell.stamp >= FIRST_USE
         and cell.host is None
         and cell.incoming is None
+        and not is_left_behind(cell.stamp)
     ]
 
 

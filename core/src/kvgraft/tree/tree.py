@@ -468,8 +468,9 @@ class Tree:
         for each in self.observers:
             each.leaving(node, component, tier, cause)
         on_device = tier is DEVICE
-        pool = component.device if on_device else component.pool(HOST)
+        pool = component.device if on_device else component.host
         ledger = (component.devices if on_device else component.hosts)[node.tenant]
+        assert pool is not None
         assert ledger is not None
         n_slots = len(slots) // SLOT_BYTES
         ledger.evictable -= n_slots

@@ -63,7 +63,7 @@ class Catalog:
         foreign: files named as segments that are none.
         damaged: segments with holes, in the order in which they were found.
         unsynced: segments with records that `flush` has to make durable.
-        events: told what keys come and go; None if nobody listens.
+        events: gets the keys that come and go; None if nobody listens.
         retiring: numbers of segments this process is about to reclaim or to begin: not for others
             to take in, though they are listed.
         hints: shared with other processes.

@@ -40,7 +40,7 @@ class Contents:
     """Checks bytes of one cache's pools.
 
     Args:
-        cache: the cache; its tree is told what arrives.
+        cache: the cache whose tree notes the data that arrives.
     """
 
     def __init__(self, cache: Cache) -> None:

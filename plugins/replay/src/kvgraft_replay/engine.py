@@ -58,8 +58,8 @@ class ReplayEngine:
         model: how fast they are computed.
         player: stamps and verifies payloads.
         meter: measures the cache's calls.
-        on_count: told of each request whose share in the totals began or changed.
-        on_end: told of each request that ended.
+        on_count: called with each request whose share in the totals began or changed.
+        on_end: called with each request that ended.
     """
 
     def __init__(

@@ -45,7 +45,7 @@ class Job:
     Attributes:
         decoded: output tokens computed so far.
         credit: virtual decode tokens earned and not used yet, less than one.
-        held: output tokens decoded inside a page that the cache was not told of yet.
+        held: output tokens decoded inside a page, for which `computed` was not called yet.
         hits: the rest of its first match by tier: tokens it did not compute.
         computed: positions of the tokens it computed, in tokens.
         unserved: whether it ended without all of its output.

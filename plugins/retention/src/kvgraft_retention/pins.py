@@ -137,7 +137,7 @@ class Pins:
         """Release a pin; nothing happens if its namespace was cleared.
 
         Raises:
-            LeaseError: it was unpinned before, or is none of this cache.
+            LeaseError: it was unpinned before, or belongs to another cache.
         """
         held = self._pins.get(id(pin))
         if held is None or held is not pin:

@@ -318,7 +318,7 @@ class Prefetching:
             self._ask_again()
 
     def step(self) -> bool:
-        """One step of the prefetch whose turn it is; false if none can go on."""
+        """One step of the next prefetch in turn; false if none can go on."""
         if self._told and self._tell_next():
             return True
         for _ in range(len(self._turns)):

@@ -64,7 +64,7 @@ class _Waiting(NamedTuple):
 
 
 class _Tail(NamedTuple):
-    """Nodes to be stored, each the child of the one before, once the store told of their heads.
+    """Nodes to be stored, each the child of the one before, that wait for a probe of their heads.
 
     Attributes:
         resumed: the boundary whose heads are asked for, where there are no nodes behind it.

@@ -74,7 +74,7 @@ class PromptedTransferEngine(SteppedTransferEngine):
         runtime: the device of the cache; None on the CPU.
         outcomes: results of the next copies that are waited for; then they run.
         submissions: every submission that had not run when last looked at.
-        submitted: told of every submission.
+        submitted: called with every submission.
         broken: copies that could not run at all, with their errors.
         time_outs: waits that ran out.
         failed: copies that failed, on request or because they could not run.

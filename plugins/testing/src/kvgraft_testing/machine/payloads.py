@@ -117,7 +117,7 @@ class Payloads:
 
     Args:
         cache: the cache.
-        device: a simulated one, told of the model's steps; None on others.
+        device: a simulated one, which gets the model's steps; None on others.
 
     Attributes:
         pool_of: component and tier by `id` of a plane's lanes.

@@ -56,7 +56,7 @@ class Names:
 
 
 class Told:
-    """Hashes of pages by component and tier, as events told of them."""
+    """Hashes of pages by component and tier, as events named them."""
 
     def __init__(self, names: Names, judge: Judge) -> None:
         self.names, self.judge = names, judge
