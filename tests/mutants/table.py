@@ -1,9 +1,14 @@
-"""`make mutants`: kill every mutant, print the table, keep it in `docs/mutants.md`."""
+"""`make mutants`: kill every mutant, print the table, keep it in `docs/mutants.md`.
+
+Names as arguments choose mutants: the others that the document knows keep their rows.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
@@ -53,28 +58,46 @@ class Row(NamedTuple):
     seconds: float
 
 
-def rows() -> Iterator[Row]:
-    """Every mutant, killed now."""
+Known = dict[tuple[str, str], Kill | None]
+"""The outcome of mutants that are not killed anew, by where and defect."""
+
+
+def known_but(names: Sequence[str]) -> Known:
+    """The rows of the document without those of some names."""
+    text, _, _ = TABLE.read_text(encoding="utf-8").partition(HEADING)
+    found: Known = {}
+    for where, defect, rule, by in re.findall(
+        r"^\| (c\w+) \| (.+) \| (.*) \| (.+) \|$", text, re.M
+    ):
+        if defect not in names:
+            found[where, defect] = Kill(rule, by, "") if rule else None
+    return found
+
+
+def _row(
+    where: str, defect: str, rules: tuple[str, ...], known: Known, kill: Callable[[], Kill | None]
+) -> Row:
+    start = perf_counter()
+    found = known[where, defect] if (where, defect) in known else kill()
+    return Row(where, defect, rules, found, perf_counter() - start)
+
+
+def rows(known: Known) -> Iterator[Row]:
+    """Every mutant, killed now unless it is known."""
     for mutant in MUTANTS:
-        start = perf_counter()
-        kill = first_failure(mutant.package)
-        yield Row("component", mutant.name, mutant.rules, kill, perf_counter() - start)
+        kill = partial(first_failure, mutant.package)
+        yield _row("component", mutant.name, mutant.rules, known, kill)
     for name, core in CORES.items():
-        start = perf_counter()
-        kill = find_in_core(core)
-        defect = name.replace("_", " ")
-        yield Row("core", defect, core.rules, kill, perf_counter() - start)
+        yield _row("core", name.replace("_", " "), core.rules, known, partial(find_in_core, core))
 
 
-def rows_held_out() -> Iterator[Row]:
-    """Every mutant written apart from the suite, killed now."""
+def rows_held_out(known: Known) -> Iterator[Row]:
+    """The same of every mutant written apart from the suite."""
     for mutant in COMPONENTS_HELD_OUT:
-        start = perf_counter()
-        kill = first_failure(mutant.package)
-        yield Row("component", mutant.name, mutant.rules, kill, perf_counter() - start)
+        kill = partial(first_failure, mutant.package)
+        yield _row("component", mutant.name, mutant.rules, known, kill)
     for name, core in CORES_HELD_OUT.items():
-        start = perf_counter()
-        yield Row("core", name, core.rules, find_in_core(core), perf_counter() - start)
+        yield _row("core", name, core.rules, known, partial(find_in_core, core))
 
 
 def _listed(found: list[Row]) -> Iterator[str]:
@@ -117,11 +140,13 @@ def _told(row: Row, wrong: list[str]) -> Row:
     return row
 
 
-def main() -> None:
+def main(names: Sequence[str]) -> None:
+    """Kill the mutants named, and those that the document lacks; without names all of them."""
     wrong: list[str] = []
-    found = [_told(row, wrong) for row in rows()]
-    apart = [_told(row, wrong) for row in rows_held_out()]
-    for name, package in LEGAL.items():
+    known = known_but(names) if names else {}
+    found = [_told(row, wrong) for row in rows(known)]
+    apart = [_told(row, wrong) for row in rows_held_out(known)]
+    for name, package in () if names else LEGAL.items():
         start = perf_counter()
         alarms = [result for result in check_package(package) if result.bad]
         print(f"{perf_counter() - start:6.1f} s     -  legal      {name}", flush=True)
@@ -137,4 +162,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

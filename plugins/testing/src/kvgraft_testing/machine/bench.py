@@ -83,6 +83,8 @@ class Bench:
         calls: the hook calls of the last call.
         n_calls: calls so far, which are seconds of the cache's clock.
         steps: steps of the model so far.
+        behind_since: the last of them that the device has computed while it lags behind the engine;
+            None where it has computed all.
         waited_in_vain: whether a wait for copies ran out in the last call.
         counts: events by name, for reports.
         trace: the same in words.
@@ -114,6 +116,7 @@ class Bench:
             self._follow_moves(self.cache.arenas.mover)
         self.misread: list[ContractViolation] = []
         self.steps = 0
+        self.behind_since: int | None = None
         self.waited_in_vain = False
         self.recency = Recency(self.model, setup.keeping)
         self.reserving = Reserving(self.model, self.recency, judge)
@@ -213,7 +216,11 @@ class Bench:
     @property
     def fence(self) -> Point:
         """When everything computed so far exists."""
-        return Point(self.steps)
+        return Point(self.steps, self.reached)
+
+    def reached(self) -> int:
+        """The step up to which the device has computed; the bytes are there at once here."""
+        return self.steps if self.behind_since is None else self.behind_since
 
     def read_clock(self) -> None:
         """The cache reads its clock."""

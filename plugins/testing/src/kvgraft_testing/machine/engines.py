@@ -29,14 +29,19 @@ class Wait(enum.Enum):
 
 
 class Point(NamedTuple):
-    """A fence: the computation up to step `number` (B4)."""
+    """A fence: the computation up to step `number` (B4).
+
+    Attributes:
+        number: the step.
+        reached: says up to which step the model has computed.
+    """
 
     number: int
+    reached: Callable[[], int]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """The model's steps are computed at once here."""
-        del timeout
-        return True
+        """Whether the computation has come that far; who waits without end sees it come."""
+        return timeout is None or self.number <= self.reached()
 
 
 class Submission(NamedTuple):

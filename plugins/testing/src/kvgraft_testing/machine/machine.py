@@ -401,6 +401,12 @@ class CacheMachine(Scenes):
             self.harness.rooms.move_memory(giver, taker, tier)
 
     @precondition(lambda self: not self.over and self.harness.cache.arenas is not None)
+    @rule(behind=st.booleans())
+    @unless_over
+    def compute(self, behind: bool) -> None:  # noqa: FBT001
+        self.harness.rooms.compute(behind=behind)
+
+    @precondition(lambda self: not self.over and self.harness.cache.arenas is not None)
     @rule()
     @unless_over
     def settle_memory(self) -> None:

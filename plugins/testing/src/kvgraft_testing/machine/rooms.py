@@ -58,12 +58,12 @@ class Rooms:
             needs[tier] = dict.fromkeys(arena.by_name)
         return Pressure(needs[Tier.DEVICE], needs[Tier.HOST], unpins=arenas is not None)
 
-    def move_memory(self, giver: int, taker: int, tier: Tier) -> None:
-        """Move an extent from one pool to another; it may take some polls (K7)."""
+    def move_memory(self, giver: int, taker: int, tier: Tier) -> bool:
+        """Move an extent between two pools: now, or as polls go on (K7); whether it moves."""
         arenas, bench = self.cache.arenas, self.bench
         arena = arenas.by_tier.get(tier) if arenas is not None else None
         if arena is None:
-            return
+            return False
         names = list(arena.by_name)
         source, target = names[giver % len(names)], names[taker % len(names)]
         bench.trace.call(f"move an extent of {tier.value} from {source} to {target}")
@@ -84,10 +84,19 @@ class Rooms:
             lambda: f"an extent of {extent} slots {'moves' if moves else 'stays'} with {before}",
         )
         self._expect_settled()
+        return moves
+
+    def compute(self, *, behind: bool) -> None:
+        """From now on the device computes behind the engine, or it has computed everything (B4)."""
+        bench = self.bench
+        if behind is (bench.behind_since is None):
+            bench.trace.call(f"the device {'lags behind' if behind else 'has computed everything'}")
+            bench.behind_since = bench.steps if behind else None
 
     def settle_memory(self) -> None:
         """Extents on their way arrive, and those that a request waits for."""
         arenas = self.cache.arenas
+        self.compute(behind=False)
         for _ in range(len(self.bench.seen.books) if arenas is not None else 0):
             if arenas is not None and arenas.n_pending:
                 self.drain()
@@ -98,7 +107,10 @@ class Rooms:
         """Nothing is in flight, so no slot of a DEVICE extent that moves has to wait (K7)."""
         arenas = self.cache.arenas
         arena = arenas.by_tier.get(Tier.DEVICE) if arenas is not None else None
-        if arena is None or self.bench.engine.pending or self.cache.journal.n_in_flight:
+        is_behind = self.bench.behind_since is not None
+        if arena is None or is_behind or self.bench.engine.pending:
+            return
+        if self.cache.journal.n_in_flight:
             return
         giver = arena.moving[0] if arena.moving is not None else None
         self.judge.expect(

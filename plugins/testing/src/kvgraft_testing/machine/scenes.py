@@ -32,6 +32,12 @@ TURNS = ("prefill", "prefill", "decode", "decode", "decode", "checkpoint", "chec
 MOST_POLLS = 6
 """Polls after which a prefetch has asked the store something more."""
 
+N_BEFORE = 2
+"""Sequences of others, of a quarter of DEVICE each."""
+
+MOST_MOVES = 16
+"""Extents that one pool gives in a row, at most."""
+
 BETWEEN = ("checkpoint", "checkpoint", "finish", "abort", "squeeze", "step_all", "split", "split")
 """Calls between two steps of several requests."""
 
@@ -288,6 +294,8 @@ class Scenes(Picking):
         length=st.integers(1, 8),
         chunk=chunks,
         moves=st.lists(st.tuples(picks, picks), min_size=2, max_size=6).map(tuple),
+        reserve=st.sampled_from((1, 2, 9)),
+        behind=st.booleans(),
     )
     @unless_over
     def move_under_requests(
@@ -296,19 +304,35 @@ class Scenes(Picking):
         length: int,
         chunk: int | None,
         moves: tuple[tuple[int, int], ...],
+        reserve: int,
+        behind: bool = False,  # noqa: FBT001, FBT002 - drawn by name
     ) -> None:
-        """Boundaries move while requests hold slots of every kind, and go on (K7)."""
+        """Boundaries move while requests hold slots of every kind, and go on (K7).
+
+        The first slots are given to others' data, which goes then, so that what they hold lies in
+        the last extents. The device may compute behind the engine meanwhile.
+        """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
         self._make_place(2)
+        for _ in range(N_BEFORE):
+            self._compute(None, harness.unseen(harness.bench.sizes.device // 4 * size))
+            harness.rooms.step_all()
+        harness.rooms.compute(behind=behind)
         both = []
         for each in (None, chunk):
             tokens = (*self._grown(stem[:length]), *harness.unseen(size))
-            both.append(self._begin(None, tokens, 2 * size + 1, each))
-            self._along(both[-1], 2)
-        harness.rooms.step_all()
+            live = self._begin(None, tokens, reserve, each)
+            self._along(live, 2)
+            harness.rooms.step_all()
+            if live.admitted and not live.waiting:
+                harness.prefill(live, None)
+            both.append(live)
+        harness.rooms.squeeze()
         for giver, taker in moves:
-            harness.rooms.move_memory(giver, taker, Tier.DEVICE)
+            for _ in range(MOST_MOVES):
+                if not harness.rooms.move_memory(giver, taker, Tier.DEVICE):
+                    break
             for live in both:
                 if live not in harness.live or not live.admitted or live.waiting:
                     continue
