@@ -96,6 +96,8 @@ def test_a_model_that_does_not_run_here_is_planned_all_the_same(case: str, tmp_p
     ("fields", "said"),
     [
         ({"model_type": "bert"}, "model BertLMHeadModel (bert): is an encoder: its tokens attend"),
+        ({"model_type": "xlm"}, "model XLMWithLMHeadModel (xlm): is an encoder: its tokens attend"),
+        ({"model_type": "flaubert"}, "model FlaubertModel (flaubert): is an encoder: its tokens"),
         ({"model_type": "whisper"}, "model_type 'whisper': is an encoder-decoder, whose layers"),
         (
             {"model_type": "llama", "num_hidden_layers": 100_000},

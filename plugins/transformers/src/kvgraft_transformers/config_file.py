@@ -118,13 +118,13 @@ def _expect_decoder(model: PreTrainedModel) -> None:
         for each in model.modules()
         if "attention" in type(each).__name__.lower()
     ]
-    told = [each for each in attentions if isinstance(each, bool)]
+    # `causal` is of the whole model (XLM, FlauBERT), whose modules do not tell
+    config = model.config
+    told = [*attentions, getattr(config, "causal", None)]
+    told = [each for each in told if isinstance(each, bool)]
     if told and not any(told):
-        decoder = (
-            ""
-            if getattr(model.config, "is_decoder", True)
-            else "; with is_decoder set it is a decoder"
-        )
+        fields = [name for name in ("causal", "is_decoder") if getattr(config, name, None) is False]
+        decoder = f"; with {fields[0]} set it is a decoder" if fields else ""
         raise UnsupportedModelError(
             model,
             "is an encoder: its tokens attend to those behind them, so a prefix is of no use to "
