@@ -1,9 +1,10 @@
 """Warm match and lease of 128K tokens: the cost of a request that finds its whole prefix.
 
-The path of 131,072 tokens stands in the tree in 1, 30 or 256 nodes; the key has been built, and is
-one page longer than the path. `match` is `kvgraft.tree.matching.match`; `begin + abort` is the same
-with pins, hooks and the request's own books, taken and given back. The window's edge falls inside a
-node: the first lease splits it, before anything is timed.
+The path of 131,072 tokens stands in the tree in 1, 30 or 256 nodes; the key is one page longer than
+the path. It has been built, but for `key + match`, where it is built of an int32 array. `match` is
+`kvgraft.tree.matching.match`; `begin + abort` is the same with pins, hooks and the request's own
+books, taken and given back. The window's edge falls inside a node: the first lease splits it,
+before anything is timed.
 
 A *new* key is compared with the tree from the root, all 512 KiB. A *kept* key, that of a
 conversation's next turn, remembers the node it was found at, and only the tokens behind it are
@@ -41,7 +42,8 @@ class Case:
     def __init__(self, components: dict[str, dict[str, int]], nodes: int) -> None:
         self.cache = Cache.open(components, page_size=PAGE, device_tokens=2 * TOKENS)
         rng = np.random.default_rng(nodes)
-        self.key = TokenKey(rng.integers(0, 100_000, TOKENS + PAGE, dtype=np.int32))
+        self.tokens = rng.integers(0, 100_000, TOKENS + PAGE, dtype=np.int32)
+        self.key = TokenKey(self.tokens)
         tree = self.cache.tree
         node = tree.root(None)
         pages = TOKENS // PAGE
@@ -53,6 +55,10 @@ class Case:
         found = matching.match(tree, self.key, pages)
         assert found.anchor == pages
         self.path = len(matching.follow_key(tree, self.key, pages).nodes)
+
+    def match_prompt(self) -> None:
+        """A prompt that comes as an array: its key, and the tree's part."""
+        matching.match(self.cache.tree, TokenKey(self.tokens), self.limit)
 
     def match_new(self) -> None:
         """The tree's part alone, from the root."""
@@ -93,6 +99,7 @@ def main() -> None:
         operations = {
             "begin + abort, new key": Case.lease_new,
             "begin + abort, kept key": Case.lease,
+            "key + match, new prompt": Case.match_prompt,
             "match, new key": Case.match_new,
             "match, kept key": Case.match_kept,
         }
@@ -111,7 +118,7 @@ def main() -> None:
                     f"{what}, {nodes} nodes (path now {cases[nodes].path})",
                     statistics.median(samples[what, nodes]),
                     scale,
-                    bar if nodes == BARRED else None,
+                    bar if nodes == BARRED and "prompt" not in what else None,
                 )
                 for what in operations
                 for nodes in NODES
@@ -124,7 +131,7 @@ def main() -> None:
                 f"{name}: {what}, {nodes} nodes",
                 statistics.median(costs) / 1e3,
                 units=statistics.median(costs) / scale.unlike,
-                bars=(bar, bar) if nodes == BARRED and "new" in what else (None, None),
+                bars=(bar, bar) if nodes == BARRED and "new key" in what else (None, None),
             )
             for (what, nodes), costs in samples.items()
             if nodes >= BARRED
