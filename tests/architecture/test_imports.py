@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 15_560
+MOST_LINES = 15_552
 """Of the core's source."""
 
 

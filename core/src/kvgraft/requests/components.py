@@ -322,15 +322,6 @@ class RequestComponent:
         self._newest += slots
         self._newest_end = end
 
-    def took_pages(self, first: int, end: int, slots: bytes) -> None:
-        """Slots out of its promise are the request's; the ledger's books are the caller's."""
-        self.account.took(len(slots) // SLOT_BYTES)
-        if first == self._newest_end and self._newest:
-            self._newest += slots
-            self._newest_end = end
-        else:
-            self.add_pages(first, end, slots)
-
     @property
     def stretch(self) -> Span | None:
         """Its own pages if no page is missing between them; else None."""

@@ -76,7 +76,8 @@ def took_pages(
     for request, first, end in zip(requests, firsts, ends):
         part = request.components[index]
         stop = start + (end - first) * page_bytes
-        part.took_pages(first, end, slots[start:stop])
+        part.account.took((stop - start) // SLOT_BYTES)
+        part.add_pages(first, end, slots[start:stop])
         start = stop
 
 
