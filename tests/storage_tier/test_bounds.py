@@ -124,6 +124,19 @@ def test_a_prefetch_that_the_share_cuts_before_the_first_state_says_so() -> None
     cache.close()
 
 
+@pytest.mark.parametrize(("slabs", "left"), [(0.5, 0), (3, 6)])
+def test_a_prefetch_for_which_the_share_leaves_less_than_the_threshold_says_so(
+    slabs: float, left: int
+) -> None:
+    prompt = list(range(100, 165))
+    share = settings(prefetch_nbytes=int(slabs * slab_nbytes(FULL)[0]), threshold_tokens=8)
+    cache = open_cache(FULL, stocked(FULL, prompt, chunk=8), share, **LARGE)
+    prefetch = drained(cache, tier_of(cache).prefetch(TokenKey(prompt)))
+    assert f"{left} tokens to look for are below the threshold of 8, capped by" in str(prefetch)
+    assert tier_of(cache).counts()["prefetch capped"] == 1
+    cache.close()
+
+
 def test_a_prefetch_that_shares_a_shorter_one_is_not_capped() -> None:
     shelf, longer = stocked(FULL, PROMPT), [*PROMPT, 1, 2, 3]
     cache = open_cache(FULL, shelf, settings(threshold_tokens=8), **LARGE)

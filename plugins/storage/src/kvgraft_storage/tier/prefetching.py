@@ -392,6 +392,7 @@ class Prefetching:
             prefetch.tokens = max(prefetch.tokens, tokens)
             limit = min(prefetch.limit, found.anchor + self._most_pages())
             if limit - found.anchor < threshold:
+                prefetch.capped = limit < prefetch.limit
                 left, least = limit - found.anchor, threshold * tree.page_size
                 reason = f"{left * tree.page_size} tokens to look for are below the threshold"
                 whole = not left and prefetch.gained_tokens  # others brought the rest
