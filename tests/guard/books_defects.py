@@ -416,6 +416,13 @@ def looked_through() -> Scene:
     return scene
 
 
+@breaks("T8", "base")
+def a_slot_on_its_way_out_that_no_demotion_holds(put: Patch) -> None:
+    scene = looked_through()
+    put.setattr(scene.cache.tree.components[0].devices[0], "leaving", 1)
+    scene.cache.drain()
+
+
 @breaks("T1")
 def a_root_that_has_pages(put: Patch) -> None:
     scene = looked_through()

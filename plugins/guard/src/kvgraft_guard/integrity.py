@@ -396,7 +396,7 @@ def _check_owners(
             owner[slot] = who
         return len(values)
 
-    evictable, pinned, owned, in_flight = ([0] * len(parts) for _ in range(4))
+    evictable, pinned, owned, in_flight, leaving = ([0] * len(parts) for _ in range(5))
     seen: set[int] = set()
     for node in nodes:
         tenant = node.tenant
@@ -415,7 +415,9 @@ def _check_owners(
                 seen.add(id(operation))
                 for index, detached in operation.detached:
                     if index == component.index:
-                        in_flight[tenant] += claim(detached, f"a demotion of {node!r}")
+                        n_slots = claim(detached, f"a demotion of {node!r}")
+                        in_flight[tenant] += n_slots
+                        leaving[tenant] += n_slots
     for name, where, who, slots, tenant in private:
         if name == component.name and where is tier:
             owned[tenant] += claim(slots, who)
@@ -423,13 +425,13 @@ def _check_owners(
         if name == component.name and where is tier:
             in_flight[tenant] += claim(slots, who)
     _check_free(ledger, owner)
-    for part, *recomputed in zip(parts, evictable, pinned, owned, in_flight):
-        booked = [part.evictable, part.pinned, part.private, part.in_flight]
+    for part, *recomputed in zip(parts, evictable, pinned, owned, in_flight, leaving):
+        booked = [part.evictable, part.pinned, part.private, part.in_flight, part.leaving]
         if recomputed != booked:
             raise IntegrityError(
                 "T8",
                 component.name,
-                f"{part.name} evictable, pinned, private, in flight are {booked}; "
+                f"{part.name} evictable, pinned, private, in flight, leaving are {booked}; "
                 f"recomputed from the tree {recomputed}",
             )
     ledger.check()
