@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvgraft.tree.component import Candidates
-from kvgraft_retention.tenants import TenantLedger
+from kvgraft_retention.tenants import SharedLedger, TenantLedger
 
 from ..tenants.engine import PAGE, Player
 from .defect import breaks
@@ -48,12 +48,12 @@ def a_guarantee_that_nobody_minds_on_host(put: Patch) -> None:
 def a_victim_of_the_tenant_that_borrowed_least(put: Patch) -> None:
     player = Player(("full",), TENANTS, host_tokens=0)
 
-    def least(orders: Candidates) -> int | None:
-        over = [ledger.over for ledger in orders._pool.parts if isinstance(ledger, TenantLedger)]
-        some = [each for each in range(len(over)) if over[each] > 0 and orders.waits(each)]
+    def least(pool: SharedLedger, for_tenant: int | None, candidates: Candidates) -> int | None:
+        over = [ledger.over for ledger in pool.parts]
+        some = [each for each in range(len(over)) if over[each] > 0 and candidates.waits(each)]
         return min(some, key=over.__getitem__, default=None)
 
-    put.setattr(Candidates, "giver", least)
+    put.setattr(SharedLedger, "giver", least)
     flooded(player, "bbbdcb")
 
 
