@@ -68,7 +68,7 @@ WORTH: list[float] = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
 """The work that a reuse of data saves, by the level of its cost."""
 
 
-MOST_RANKED: Final = 256
+MOST_RANKED: Final = 512
 """Places ranked anew in one request, after which the next order waits for the next one."""
 
 MOST_RISEN: Final = 16
