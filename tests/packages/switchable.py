@@ -6,23 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
-
 from kvgraft import (
-    HOST_MIRROR,
-    BuildContext,
     Component,
-    ComponentDeclaration,
     ComponentMatch,
-    ComponentOptions,
     Demand,
     DemandQuery,
-    DevicePool,
-    HostMirror,
-    Kind,
     LockQuery,
     MatchView,
-    PlaneSpec,
     Reach,
     Span,
     TransferQuery,
@@ -31,10 +21,12 @@ from kvgraft import (
 from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft.transfers import PlaneCopy
 
+from ..serving.components import PagedPackage
+
 __all__ = ["Package"]
 
 
-class Package:
+class Package(PagedPackage):
     """A paged component implementing every hook.
 
     Args:
@@ -50,8 +42,7 @@ class Package:
     """
 
     def __init__(self, name: str, reach: Reach) -> None:
-        self.name = name
-        self.reach = reach
+        super().__init__(name, reach)
         self.calls: Counter[str] = Counter()
         self.failing: dict[str, int] = {}
         self.answers: dict[str, Callable[[Any], Any]] = {}
@@ -71,24 +62,6 @@ class Package:
             self.failing[hook] = left - 1
         answer = self.answers.get(hook)
         return answer(query) if answer is not None else None
-
-    @hookimpl
-    def declare_component(self) -> ComponentDeclaration:
-        return ComponentDeclaration(
-            name=self.name,
-            api_version="1.0",
-            kind=Kind.PAGED,
-            summary="fails on demand",
-            options=ComponentOptions,
-            capabilities=frozenset({HOST_MIRROR}),
-        )
-
-    @hookimpl
-    def create_component(self, options: ComponentOptions, context: BuildContext) -> Component:
-        planes = [PlaneSpec(0, "kv", (context.page_size,), torch.uint8)]
-        device = DevicePool(planes, context.pages(context.device_tokens))
-        n_host = context.pages(context.host_tokens)
-        return Component(self.reach, device, HostMirror(planes, n_host) if n_host else None)
 
     @hookimpl
     def finalize_match_result(self, component: Component, view: MatchView) -> ComponentMatch | None:

@@ -208,10 +208,10 @@ def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
         victim = next_device_victim(tree, component)
         if victim is None:
             break
-        node, most = victim.node, max(target - ledger.room, least)
-        is_long = component.is_prefix_closed and component.n_slots(node) > most
-        if is_long and not node.cells[component.index].is_backed:
-            _cut(tree, node, component, most)
+        if component.is_prefix_closed:
+            node, most = victim.node, max(target - ledger.room, least)
+            if component.n_slots(node) > most and not node.cells[component.index].is_backed:
+                _cut(tree, node, component, most)
         evict_victim(tree, victim)
     return component.device.free - before
 

@@ -451,7 +451,7 @@ def pin_host(
 ) -> None:
     """Add `step` HOST pins over `segment` from page `host_from` on."""
     #   first pin of a cell with data:  evictable -> pinned        last one gone:  back
-    index, pool = component.index, component.host
+    index, pool, edge = component.index, component.host, int(step > 0)
     moved = 0
     nodes: list[Node] = []
     if component.is_state:
@@ -467,7 +467,7 @@ def pin_host(
     for node in nodes:
         cell = node.cells[index]
         cell.host_pins += step
-        if pool is not None and cell.host is not None and cell.host_pins == (1 if step > 0 else 0):
+        if pool is not None and cell.host is not None and cell.host_pins == edge:
             moved += len(cell.host) // SLOT_BYTES
             if step > 0:
                 pool.queue.withdraw(node)

@@ -533,25 +533,21 @@ class Tree:
 
     def is_leaf(self, node: Node, tier: Tier) -> bool:
         """Whether no node below holds data on a tier."""
+        if node.children is None:
+            return True
         if tier is DEVICE:
-            live = node.live_device
-            for cell in node.cells:
-                live -= cell.device is not None
-        else:
-            live = node.live_host
-            for cell in node.cells:
-                live -= cell.host is not None
-        return not live
+            return node.live_device == sum([cell.device is not None for cell in node.cells])
+        return node.live_host == sum([cell.host is not None for cell in node.cells])
 
     def is_candidate(self, node: Node, component: TreeComponent, tier: Tier) -> bool:
         """Definition of a victim for `component` on a tier (E1, T5, L5)."""
         cell = node.cells[component.index]
         if tier is DEVICE:
-            idle = cell.device is not None and not cell.device_pins
-        else:
-            held = cell.host_pins or (component.home_is_host and cell.device_pins)
-            idle = cell.host is not None and not held
-        return idle and (not component.is_prefix_closed or self.is_leaf(node, tier))
+            if cell.device is None or cell.device_pins:
+                return False
+        elif cell.host is None or cell.host_pins or (component.home_is_host and cell.device_pins):
+            return False
+        return not component.is_prefix_closed or self.is_leaf(node, tier)
 
     def queue_candidates(self, node: Node) -> None:
         """Enter the cells of `node` that have become evictable."""
