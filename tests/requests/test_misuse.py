@@ -311,7 +311,8 @@ def test_an_option_that_does_not_exist_is_told_from_those_that_do() -> None:
     [
         ("block_size", "'page_size'?"),
         ("num_gpu_blocks", "'device_tokens' (= number of blocks * block_size)?"),
-        ("gpu_memory_utilization", "'device_memory' (= bytes of the pools, such as 40GB)?"),
+        ("gpu_memory_utilization", "'device_memory' (= bytes, such as 40GB)?"),
+        ("num_speculative_tokens", "'max_drafts'?"),
         ("hicache_ratio", "'host_tokens' (= ratio * device_tokens)?"),
         ("hicache_write_policy", "'write_policy'?"),
         ("max_num_seqs", "'max_requests'?"),

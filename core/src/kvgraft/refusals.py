@@ -75,7 +75,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("kv_cache_memory", "kv_cache_memory_bytes"), ("device_memory",)),
     **dict.fromkeys(("num_cpu_blocks", "hicache_ratio"), ("host_tokens",)),
     **dict.fromkeys(("swap_space", "kv_offloading_size", "hicache_size"), ("host_memory",)),
-    "hicache_write_policy": ("write_policy",),
+    **dict.fromkeys(("swa_full_tokens_ratio", "mamba_full_memory_ratio"), ("device_memory",)),
     **dict.fromkeys(("hicache_storage_backend", "kv_transfer_config"), ("storage",)),
     **dict.fromkeys(("eviction_policy", "radix_eviction_policy"), ("policy",)),
     **dict.fromkeys(("max_num_seqs", "max_running_requests"), ("max_requests", "max_running")),
@@ -84,6 +84,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("chunked_prefill_size", "long_prefill_token_threshold"), ("chunk_tokens",)),
     **dict.fromkeys(("kv_cache_dtype", "cache_dtype"), ("dtype",)),
     "num_hidden_layers": ("n_layers",),
+    **dict.fromkeys(("num_speculative_tokens", "speculative_num_draft_tokens"), ("max_drafts",)),
+    **dict.fromkeys(("mamba_block_size", "mamba_cache_mode"), ("decode_interval_tokens",)),
 }
 """Settings, options and command-line options, by their names in vLLM and SGLang."""
 
@@ -91,9 +93,7 @@ VALUES = {
     **dict.fromkeys(("num_gpu_blocks", "num_gpu_blocks_override"), "number of blocks * block_size"),
     "num_cpu_blocks": "number of blocks * block_size",
     "hicache_ratio": "ratio * device_tokens",
-    **dict.fromkeys(
-        ("gpu_memory_utilization", "mem_fraction_static"), "bytes of the pools, such as 40GB"
-    ),
+    **dict.fromkeys(("gpu_memory_utilization", "mem_fraction_static"), "bytes, such as 40GB"),
 }
 """How the value is got, where it is not the same."""
 
