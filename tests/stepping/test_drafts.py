@@ -12,6 +12,8 @@ import torch
 
 from kvgraft import Cache, ConfigError, Request, TokenKey
 
+from ..serving import life
+
 Components = dict[str, dict[str, Any]]
 
 FULL: Components = {"full": {}}
@@ -47,10 +49,7 @@ def begun(cache: Cache, tokens: list[int], answer: int) -> Chat | None:
     if not cache.admit(request).admitted:
         cache.abort(request)
         return None
-    while request.computed < request.prompt:
-        n_tokens = cache.next_chunk(request)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
+    life.prefill(cache, request)
     return Chat(request, len(tokens) + answer)
 
 

@@ -9,6 +9,7 @@ import pytest
 from kvgraft import Cache, Request, TokenKey
 from kvgraft_observe.prometheus import CacheCollector
 from tests.commands import ROOT
+from tests.serving import life
 
 from .promql import Labels, Series, evaluate, scrape
 from .test_dashboard import expressions
@@ -34,14 +35,8 @@ def formula(first: str, series: Series) -> dict[Labels, float]:
 
 
 def prefilled(cache: Cache, key: TokenKey, *, until: int | None = None) -> Request:
-    request = cache.begin(key)
-    assert cache.admit(request).admitted
-    cache.load_back(request)
-    end = request.prompt if until is None else until
-    while request.computed < end:
-        n_tokens = cache.next_chunk(request, end - request.computed)
-        assert cache.allocate(request, n_tokens)
-        cache.computed(request, n_tokens)
+    request = life.admitted(cache, key)
+    life.prefill(cache, request, until)
     return request
 
 
