@@ -23,6 +23,8 @@ PIP    := $(PY) -m pip --disable-pip-version-check
 # and helps where another is behind
 PYTEST_ARGS ?= -n 3 --dist worksteal
 QUICK  := tests/tree tests/admission tests/transfers tests/pools tests/policies tests/stepping tests/architecture tests/requests/test_misuse.py
+# these start processes, or fill large trees: a quarter of the time of all that
+SLOW   := tests/architecture/test_optional_parts.py tests/tree/test_collector.py
 STEPS  ?= 1000000
 DIST   ?= dist
 
@@ -71,8 +73,8 @@ demo: setup ## run the demonstration
 test: setup ## run the tests, except the long ones
 	$(PY) -m pytest -m 'not long' --contract-profile dev $(PYTEST_ARGS)
 
-quick: setup ## run the tests of the core's rooms but for those that draw examples; a minute
-	$(PY) -m pytest -m 'not long and not hypothesis' $(PYTEST_ARGS) $(QUICK)
+quick: setup ## run the tests of the core's rooms but for slow ones and those that draw examples; a minute
+	$(PY) -m pytest -m 'not long and not hypothesis' $(PYTEST_ARGS) $(addprefix --ignore=,$(SLOW)) $(QUICK)
 
 rule: setup ## run the tests that name a rule of the contract: make rule T9
 	$(PY) -m pytest -m 'not long' --rule $(RULE) \
