@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -10,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
-from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft import Cache, ConfigError, ContractViolation, TokenKey
 from kvgraft.admission.decision import Outcome
 from kvgraft.config import GuardMode
 from kvgraft.types import Tier
+from kvgraft_arena import Arena
 from kvgraft_arena.sizing import planned_nbytes
 from kvgraft_testing.stepped import SteppedTransferEngine
 
@@ -199,6 +201,28 @@ def test_a_request_that_needs_another_boundary_gets_it() -> None:
     assert cache.admit(huge).outcome is Outcome.NEVER_FITS
     cache.abort(huge)
     cache.close()
+
+
+def test_a_wish_for_another_boundary_that_takes_the_place_of_an_earlier_one_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first one that waits is served first, else it might wait for ever (A8)."""
+    cache = opened(device_tokens=64 * PAGE)
+    while cache.move_memory("full", "mamba"):
+        pass
+    first = cache.begin(TokenKey(range(300 * PAGE)))
+    later = cache.begin(TokenKey(range(50_000, 50_000 + 200 * PAGE)))
+    for request in (first, later):
+        assert cache.admit(request).outcome is Outcome.DEFERRED
+    wish = Arena.wish
+
+    def careless(self: Arena, needs: Mapping[str, int]) -> None:
+        self.wished = None
+        wish(self, needs)
+
+    monkeypatch.setattr(Arena, "wish", careless)
+    with pytest.raises(ContractViolation, match="A8"):
+        cache.admit(later)
 
 
 def test_host_pools_share_a_budget_of_their_own() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from kvgraft.admission.decision import Decision, Outcome, pages_up
@@ -14,7 +14,7 @@ from kvgraft.requests.resume_points import resume_pages
 from kvgraft.transfers import Fence
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
-from kvgraft.types import PointKind
+from kvgraft.types import PointKind, Tier
 from kvgraft_guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Counts, Pool, Reading
 from kvgraft_guard.decoding import draft_pages
 from kvgraft_guard.waits import Waits
@@ -155,11 +155,12 @@ class Admitting:
         limit = (request.prompt - 1) // self.tree.page_size
         expected = watched.matches.expect(request.key, limit)
         points, known, skipped = dict(request.points), request.skipped, self._skipped()
-        waits = Waits(watched, request)
+        waits, wishes = Waits(watched, request), self._wishes()
 
         def after(decision: Decision, was: Reading, now: Reading) -> None:
             renewed = request.receipt is not receipt
             waits.check(decision, renewed=renewed)
+            self._check_first_wish(wishes)
             now = waits.without_point(decision, now)
             was = was.swept(now)
             if renewed:
@@ -397,6 +398,26 @@ class Admitting:
             watched.matches.check_points(request, expected)
 
         return after
+
+    def _wishes(self) -> dict[Tier, Mapping[str, int]]:
+        """By tier, the slots of each component that a request waits for, if one does."""
+        arenas = self.watched.cache.arenas
+        by_tier = arenas.by_tier.items() if arenas is not None else ()
+        return {tier: arena.wished for tier, arena in by_tier if arena.wished is not None}
+
+    def _check_first_wish(self, before: dict[Tier, Mapping[str, int]]) -> None:
+        """Who waited for a boundary waits first; another may once that one has it (A8)."""
+        for tier, wished in self._wishes().items():
+            arenas, first = self.watched.cache.arenas, before.get(tier, wished)
+            for pool in arenas.by_tier[tier].pools if arenas is not None else ():
+                needed, has = first.get(pool.component.name, 0), pool.leased * pool.extent
+                if first is not wished and has < needed:
+                    raise ContractViolation(
+                        "A8",
+                        pool.component.name,
+                        f"a request waits for {needed} {tier.value} slots, the pool has {has}, and "
+                        "another's wish took its place",
+                    )
 
     def _check_anew(self, request: Request) -> None:
         """It stands where a new one does: nothing is under way, and its key is free (R5, T11)."""
