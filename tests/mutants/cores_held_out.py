@@ -28,9 +28,14 @@ from kvgraft.serving import Serving
 from kvgraft.transfers import journal
 from kvgraft.transfers.journal import Journal
 from kvgraft.tree import eviction, inserting, matching, operations, pinning
+from kvgraft.tree.component import Candidates
 from kvgraft.tree.ledger import Ledger
 from kvgraft.tree.tree import Tree
+from kvgraft_retention.lifetimes import Retentions
+from kvgraft_retention.tenants import SharedLedger
 from kvgraft_scheduling.waiting import WaitingQueue
+from kvgraft_storage.tier import arriving
+from kvgraft_storage.tier.fetching import Fetch
 
 from .cores import CoreMutant, Defect
 from .survivors import SURVIVORS
@@ -829,4 +834,65 @@ change(
     Ledger.reserve,
     "self.in_flight += n",
     "self.in_flight += 0",
+)
+
+# -- tenants, priorities, times to live, a store
+
+DRAWN = "everything+window+drawn"
+
+change(
+    "a tenant's weight does not count when it is its turn to give",
+    DRAWN,
+    "K5 K4",
+    SharedLedger.giver,
+    "rank = over / ledger.tenant.weight, index == for_tenant",
+    "rank = float(over), index == for_tenant",
+)
+change(
+    "a time to live begins with the first use",
+    DRAWN,
+    "T7",
+    Retentions.used,
+    "if request.requested_retention is not None:",
+    "if request.requested_retention is not None and request.use_retention is None:",
+)
+change(
+    "slots on their way out are not counted as such",
+    DRAWN,
+    "T8 K5 K4",
+    operations.begin_demotion,
+    "            ledger.leaving += len(slots) // SLOT_BYTES\n",
+    "",
+)
+change(
+    "a load-back brings what is on its way already",
+    DRAWN,
+    "R6 M4 R1 T9",
+    operations.load_plan,
+    "            and cell.incoming is None\n",
+    "",
+)
+change(
+    "a priority below the usual one does not leave first",
+    DRAWN,
+    "T7 I9",
+    Candidates._next,
+    "level < first",
+    "level <= 0 < first",
+)
+change(
+    "data that the tree took from a prefetch stays the prefetch's too",
+    "everything+window+stored",
+    "S5 T9 T8 I8",
+    arriving._adopt,
+    "    there[first:last] = False\n",
+    "",
+)
+change(
+    "slots of a call that was given up are free once its time is over",
+    "everything+window+stored",
+    "S5 T9",
+    Fetch._give_up_ticket,
+    "self.phase is Phase.LOOKING or ticket.done",
+    "self.phase is Phase.LOOKING or ticket.settled",
 )
