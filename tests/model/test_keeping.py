@@ -19,7 +19,9 @@ from kvgraft_testing.machine import (
     Sizes,
     drive,
 )
+from kvgraft_testing.machine.brute_force import Gone
 from kvgraft_testing.machine.harness import Harness
+from kvgraft_testing.machine.recency import Recency, Retention
 from kvgraft_testing.policies import check_policy
 
 from .setups import SETUPS
@@ -34,6 +36,22 @@ def test_victims_are_those_of_the_lowest_rank(name: str, keeping: Keeping) -> No
     found = drive(replace(SETUPS[name], keeping=keeping), settings=settings())
     assert found.violation is None, "\n".join([str(found.violation), *found.steps])
     assert found.counts["admitted"]
+
+
+@pytest.mark.parametrize("keeping", [BY_NAMESPACE, BY_PRIORITY], ids=["namespace", "priority"])
+def test_cleared_data_keeps_its_place_in_the_models_order(keeping: Keeping) -> None:
+    harness = Harness(replace(SETUPS["full"], keeping=keeping), Sizes())
+    component = harness.model.components[0]
+    for namespace in ("tenant", 0, None):
+        recency = Recency(harness.model, keeping)
+        recency.settle(namespace, Retention(priority=keeping.priority(namespace) or 0))
+        recency.created({(namespace, (1, 2))})
+        there = Gone(namespace, 1)
+        recency.settle(namespace, None)
+        was = recency.last(component, "device", ((namespace, (1, 2)),))
+        recency.cleared({namespace: there})
+        assert recency.last(component, "device", ((there, (1, 2)),)) == was
+    harness.close()
 
 
 def test_density_goes_by_age_until_it_has_learnt_something() -> None:

@@ -84,6 +84,9 @@ class Recency:
         for pages in (*self.used.values(), *self.known.values(), *self.reserved.values()):
             for page in [page for page in pages if page[0] in gone]:
                 pages[gone[page[0]], page[1]] = pages.pop(page)
+        for namespace, there in gone.items():
+            if namespace in self._retentions:
+                self._retentions[there] = self._retentions[namespace].copy()
 
     def _note(self, name: str, tier: str, page: Prefix) -> None:
         known = self.known[name, tier]
@@ -183,7 +186,11 @@ class Recency:
         level, until_s = at
         if used < 0:
             return LEFT_FIRST, 0, used
-        return level, until_s if level == EXPIRED else self.keeping.rank(page[0]), used
+        if level == EXPIRED:
+            return level, until_s, used
+        # data keeps the place that its namespace had in the order when that was cleared
+        namespace = page[0].namespace if isinstance(page[0], Gone) else page[0]
+        return level, self.keeping.rank(namespace), used
 
     def _levels(
         self, page: Prefix, first: int, last: int, now_s: float
