@@ -109,6 +109,8 @@ class Reserving:
             host = after.books.get((other.name, "host"))
             if host is None or host.free < slots:
                 return
-            if after.books[other.name, "device"].headroom < slots:
+            # a canonical copy on HOST stays there as long as a copy pins its component on DEVICE
+            pinned = [after.books[other.name, "device"], *([host] if other.home_is_host else [])]
+            if any(books.headroom < slots for books in pinned):
                 return
         self.judge.fail("E4", name, f"{page} is in the clean reserve and nobody copies it to HOST")
