@@ -10,6 +10,7 @@
 #include <ATen/InferSize.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/extension.h>
 
@@ -94,7 +95,12 @@ void submit(c10::StreamId id, std::function<void()> work) {
   expect_alive();
   std::lock_guard<std::mutex> lock(mutex);
   Queue& queue = queue_of(id);
-  queue.work.push_back(std::move(work));
+  // Torch's inference mode is a thread's: work runs in that of the thread that asked for it.
+  bool inference = c10::InferenceMode::is_enabled();
+  queue.work.push_back([inference, work = std::move(work)] {
+    c10::InferenceMode mode(inference);
+    work();
+  });
   queue.submitted++;
   changed.notify_all();
 }
