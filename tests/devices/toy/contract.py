@@ -16,6 +16,7 @@ import torch
 from kvgraft import ConfigError, hookimpl
 from kvgraft.packages.registry import Plugin, load_plugin, select
 from kvgraft.transfers import pair_planes
+from kvgraft_accelerator import streams
 from kvgraft_testing.checking import Checker
 from kvgraft_testing.machine import (
     Setup,
@@ -28,7 +29,6 @@ from kvgraft_testing.machine import (
 from kvgraft_testing.machine.accelerators import PromptedAcceleratorEngine
 from kvgraft_testing.machine.memory import DeviceRows
 from kvgraft_testing.result import Status
-from tests.devices.mutants import MUTANTS
 from tests.devices.player import COMPONENTS
 from tests.devices.toy import load
 
@@ -53,7 +53,8 @@ def in_company(name: str | Plugin) -> Setup:
 
 
 def test_bytes_that_were_copied_too_early_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    MUTANTS["a gather does not wait for compute"].put_in(monkeypatch)
+    start = streams._Lane.start
+    monkeypatch.setattr(streams._Lane, "start", lambda self, ticket, _: start(self, ticket, ()))
     TOY.delay(300)
     found = search(machine_for(in_company("full")), MORE)
     assert found is not None, "survived"

@@ -25,7 +25,7 @@ from kvgraft.assembly import parts_of
 from kvgraft.config import parse_config
 from kvgraft.devices import PlaneCopy
 from kvgraft.pools.component import run_copy
-from kvgraft_accelerator import Accelerator
+from kvgraft_accelerator import Accelerator, streams
 from kvgraft_accelerator.cuda_driver import CudaDriver
 from kvgraft_accelerator.fragments import Fragmenter, Fragments, Rows
 from kvgraft_accelerator.page_locked import page_locked
@@ -360,6 +360,43 @@ def test_prefixes_go_to_host_and_come_back() -> None:
     )
     assert again.equal(wanted)
     cache.check_integrity()
+    cache.close()
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["waits", "does not wait"])
+def test_bytes_are_right_where_a_backup_waits_for_compute(
+    monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    if not waits:
+        start = streams._Lane.start
+        monkeypatch.setattr(streams._Lane, "start", lambda self, ticket, _: start(self, ticket, ()))
+    cache = Cache(settings())
+    (mounted,) = cache.mounted
+    tokens = list(range(40))
+    request = cache.begin(TokenKey(tokens), reserve=0)
+    assert cache.admit(request).admitted
+    assert cache.allocate(request, len(tokens))
+    TOY.hold()  # the model is far behind when its backup is asked for
+    for page, slot in enumerate(cache.table(request, "full").tolist()):
+        for lanes in mounted.component.device.lanes:
+            lanes[slot] = 1000 + page
+    cache.computed(request, len(tokens))
+    cache.finish(request)
+    TOY.release()
+    assert cache.drain()
+    cache.evict("full", 20)
+    again = cache.begin(TokenKey([*tokens, 99]), reserve=0)
+    assert cache.admit(again).admitted
+    cache.load_back(again)
+    assert cache.drain()
+    assert again.computed == len(tokens)
+    table = cache.table(again, "full")[: len(tokens) // 2].tolist()
+    right = torch.arange(1000, 1020)
+    read = [
+        lanes.cpu()[table][:, 0].equal(right.to(lanes)) for lanes in mounted.component.device.lanes
+    ]
+    assert all(read) == waits
+    cache.abort(again)
     cache.close()
 
 
