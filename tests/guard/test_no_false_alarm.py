@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 from typing import Any, Literal
 
@@ -16,6 +17,7 @@ from kvgraft import (
     LoadModel,
     LockQuery,
     PluginHookError,
+    Reach,
     Span,
     TokenKey,
     WritePolicy,
@@ -29,9 +31,13 @@ from kvgraft_guard.watching import Guard
 from kvgraft_replay.payload import Verify
 from kvgraft_replay.replay import ReplaySettings, replay
 from kvgraft_replay.synthetic import synthetic_workload
+from kvgraft_testing.machine import paged_plugin, setup_for
+from kvgraft_testing.machine.setups import engine_for, open_cache
+from kvgraft_testing.machine.sizes import Sizes
 
 from ..admission.crowd import Crowd
 from ..commands import KVGRAFT, run_forked
+from ..model.patterns import Strided
 from ..serving.engines import PromptEngine
 from ..serving.life import decode, prefill, prefilled, serve
 from ..serving.own_parts import override
@@ -588,3 +594,14 @@ def test_drafts_cut_from_a_key_count_in_no_later_step_whoever_steps_between(
                 other.key.truncate(other.computed + 1)
             cache.step([first, other], [[1], [2]])
             assert first.computed == computed + 2
+
+
+def test_a_reach_that_grows_with_the_prompt_delays_no_guard() -> None:
+    """No grid of its points is affordable, and nothing is counted up to where one would be."""
+    setup = replace(setup_for([paged_plugin("strided", Reach(Strided(6, 2)))]), guarded=True)
+    cache = open_cache(setup, Sizes(), engine_for("cpu"))
+    guard = cache.guard
+    assert guard is not None
+    cache.abort(cache.begin(TokenKey(range(8))))
+    assert guard.looked_at
+    cache.close()

@@ -8,9 +8,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
+import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import settings
+from hypothesis.stateful import rule as drawn_rule
 
 from kvgraft import (
     ComponentMatch,
@@ -38,8 +40,9 @@ from kvgraft_testing.machine.brute_force import ModelComponent, ModelTerm
 from kvgraft_testing.machine.deriving import model_components
 from kvgraft_testing.machine.driving import DECLARED
 from kvgraft_testing.machine.engines import PromptedTransferEngine
-from kvgraft_testing.machine.examples import Rule
+from kvgraft_testing.machine.examples import Rule, unless_over
 from kvgraft_testing.machine.setups import open_cache
+from kvgraft_testing.machine.shrinking import shrunk
 from kvgraft_testing.machine.sizes import Sizes
 from kvgraft_testing.machine.unrolling import unrolled
 
@@ -163,6 +166,26 @@ def test_a_scene_is_reported_as_the_calls_it_made() -> None:
     names = [rule.name for rule in unrolled(machine_for(setup_for(references()[:1]))(), rules, 1)]
     assert names[:5] == ["open", "begin", "begin", "admit", "load_back"]
     assert names[-5:] == ["begin", "admit", "load_back", "finish", "step_all"]
+
+
+class Dividing(CacheMachine):
+    """A machine with a rule that breaks one of the contract, and does not work with zero."""
+
+    @drawn_rule(n_parts=st.integers(2, 3))
+    @unless_over
+    def divide(self, n_parts: int) -> None:
+        self.judge.fail("M1", None, f"{12 // n_parts} pages")
+
+
+def test_values_that_a_rule_cannot_work_with_are_passed_over_as_a_failure_is_made_smaller() -> None:
+    given = machine_for(setup_for(references()[:1]))
+    machine = type("Dividing", (Dividing,), {**vars(given)})
+    state = machine()
+    sizes = {"page_size": 1, "device": 12, "host": 14, "load": None, "cut_tokens": 0}
+    state.open(**sizes, policy=WritePolicy.WRITE_THROUGH)
+    with pytest.raises(ContractViolation):
+        state.divide(n_parts=3)
+    assert shrunk(machine, state.failures[0]).rules[-1].drawn == {"n_parts": 1}
 
 
 def test_an_ignored_rule_is_counted_and_the_others_are_still_looked_at() -> None:

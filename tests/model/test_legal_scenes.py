@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from kvgraft.config import LoadModel, WritePolicy
+from kvgraft.packages.registry import load_plugin
 from kvgraft.types import Tier
+from kvgraft_testing.machine import references, setup_for
 from kvgraft_testing.machine.machine import machine_for
+from kvgraft_testing.machine.setups import TENANTS
 
+from ..mutants.packages import paged
 from .setups import BROAD, LEAN, LOCAL, SETUPS, with_tenants
 
 LOAD = LoadModel(bandwidth_bytes_s=25e9, latency_s=1e-4, prefill_tokens_s=20_000)
@@ -283,4 +289,32 @@ def test_slots_kept_beside_others_data_go_at_the_next_checkpoint_that_keeps_none
     for keeps in (True, False, False):
         state.checkpoint(index=1, keep_slots=keeps)
     assert own.request.components[0].runs == []
+    state.teardown()
+
+
+def test_a_checkpoint_may_take_the_place_of_the_left_behind_state_that_an_earlier_one_shared() -> (
+    None
+):
+    """Whether that one counts as used by now is open, so it may go for the state that is due."""
+    window = load_plugin("five", paged().implementation("five"))
+    setup = setup_for([window], beside=references()[1:])
+    state = machine_for(replace(setup, tenants=TENANTS))()
+    state.open(
+        policy=WritePolicy.WRITE_BACK, page_size=4, device=16, host=14, load=None, cut_tokens=5
+    )
+    harness = state.harness
+    for token, n_tokens in ((10, 20), (16, 20), (17, 16), (10, 20)):
+        live = harness.begin(None, (token,) * n_tokens, 0, None)
+        harness.admit(live)
+        harness.load_back(live)
+        harness.prefill_all(live)
+        harness.finish(live)
+    prompt = (1, 1, 2, 1, 2, 1, 1, 1, 2, 2, 1, 2, 2, 1, 1, 2, 1, 1, 2, 2, 1, 1, 2, 1, 2, 2)
+    live = harness.begin(None, prompt, 0, 6)
+    harness.admit(live)
+    harness.load_back(live)
+    while live.computed < live.prompt and harness.prefill(live, None):
+        harness.checkpoint(live)
+    assert live.request.left >= {3, 5}
+    harness.finish(live)
     state.teardown()

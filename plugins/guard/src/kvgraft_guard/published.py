@@ -7,7 +7,7 @@ it are looked for in the tree, page by page, and compared with the points the re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -93,7 +93,6 @@ class PublishedData:
     Attributes:
         cost: bytes of one resume point, and of its states alone.
         base: bytes of the base component on one page.
-        spacing: fewest pages between two points of a grid.
     """
 
     def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
@@ -117,7 +116,6 @@ class PublishedData:
         base = self.tree.components[0]
         self._room = base.device.capacity / base.slots_per_page
         self._n_states = [component.device.capacity for component in self._stateful]
-        self.spacing = next(n for n in count(1) if self.affords(n, states_only=False))
         self._newest = [-DEEPEST_STAMP] * len(cache.tree.components)
 
     def _bytes(self, tree_component: TreeComponent) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar
 
 from kvgraft.config import WritePolicy
@@ -44,16 +44,21 @@ class Donations:
         """Run an operation that inserts up to a boundary, which becomes a resume point."""
         bench, publishing = self.bench, self.bench.publishing
         before, tables, skipped = bench.seen, publishing.tables(live), publishing.skipped
-        since_page = live.anchor
-        gives = boundary > since_page or (
-            not keep_slots
-            and any(page < boundary for pages in live.own.private.values() for page in pages)
-        )
+        since_page, gives = live.anchor, False
 
         def uses(result: T) -> Adopted | None:
+            nonlocal boundary, gives
             own = live.own
             if name == "checkpoint":
                 publishing.settle(live, before, skipped)
+                # The model is not always sure that a left-behind state finds a place.
+                boundary = self._deepest(live)
+                if result:
+                    self._continues_from(live, boundary)
+            gives = boundary > since_page or (
+                not keep_slots
+                and any(page < boundary for pages in own.private.values() for page in pages)
+            )
             if result is False or not gives:
                 return None
             if bench.resuming.matters:
@@ -118,10 +123,8 @@ class Donations:
         if live.cleared:
             self._share_nothing(live, "checkpoint", self.cache.checkpoint)
             return
-        boundary = live.computed // self.model.page_size
-        if bench.states:
-            due = {live.standing} if bench.publishing.keeps(live, bench.seen) else set()
-            boundary = min(boundary, max((own.shared, *own.captured, *due)))
+        due = {live.standing} if bench.publishing.keeps(live, bench.seen) else set()
+        boundary = self._deepest(live, due)
         is_new = boundary > max(live.anchor, own.based) or any(
             page < boundary for pages in own.private.values() for page in pages
         )
@@ -132,7 +135,7 @@ class Donations:
             live,
             boundary,
             "checkpoint",
-            lambda: self._checkpoint(live, boundary, keep_slots=keep_slots),
+            lambda: self.cache.checkpoint(live.request, bench.fence, keep_slots=keep_slots),
             keep_slots=keep_slots,
         )
         bench.trace.outcome("shared" if moved else "declined")
@@ -146,14 +149,19 @@ class Donations:
             lambda: f"a checkpoint of {live.name} at page {boundary} was declined for nothing",
         )
 
-    def _checkpoint(self, live: Live, boundary: int, *, keep_slots: bool) -> bool:
-        moved = self.cache.checkpoint(live.request, self.bench.fence, keep_slots=keep_slots)
-        if moved:
-            live.anchor = live.cached = boundary
-            if self.bench.states:
-                live.own.last_point = max(live.own.last_point, boundary)
-            live.locked = {}
-        return moved
+    def _deepest(self, live: Live, due: Collection[int] = ()) -> int:
+        """The boundary up to which a request can share its data, if states due are kept."""
+        page = live.computed // self.model.page_size
+        if not self.bench.states:
+            return page
+        return min(page, max((live.own.shared, *live.own.captured, *due)))
+
+    def _continues_from(self, live: Live, boundary: int) -> None:
+        """A request shared its data up to a boundary, and is pinned there."""
+        live.anchor = live.cached = boundary
+        if self.bench.states:
+            live.own.last_point = max(live.own.last_point, boundary)
+        live.locked = {}
 
     def _share_nothing(
         self, live: Live, name: str, operation: Callable[[Request, Point], int]

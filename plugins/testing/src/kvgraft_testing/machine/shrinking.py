@@ -75,6 +75,8 @@ class _Shrinking:
             if violation.rule == self.best.violation.rule:
                 self.best = machine.failures[0]
                 return True
+        except Exception:  # noqa: BLE001 - smaller values may be some that no rule ever draws
+            return False
         return False
 
     def _fresh(self) -> Example:
