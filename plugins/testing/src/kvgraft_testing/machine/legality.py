@@ -378,14 +378,18 @@ class _Losses:
         self.judge.fail("I9" if left else "T7", possible[0], f"{where}; {why}")
 
     def _check_leaf(self, view: NodeView, losers: list[str]) -> None:
-        """At a leaf everything goes; of another tenant's only if all of it was borrowed."""
+        """At a leaf everything goes; of another tenant's only if all of it was borrowed.
+
+        A request that publishes pins what it needs of a leaf, and may then take the rest (I5).
+        """
         tier = self.tier
         if tier.before.shares:
             return
         left = [
             name
             for name in tier.holders(tier.after, view)
-            if not tier.pinned(tier.before, name, view) and not tier.remade(name, view)
+            if not any(tier.pinned(seen, name, view) for seen in (tier.before, tier.after))
+            and not tier.remade(name, view)
         ]
         if left and not any(
             tier.pinned(tier.before, name, view) for name in tier.holders(tier.before, view)
