@@ -22,7 +22,7 @@ COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
 REPLAY = (
     *("kvgraft-density", "kvgraft-cli", "kvgraft-storage", "kvgraft-scheduling", "kvgraft-arena"),
-    "kvgraft-replay",
+    *("kvgraft-guard", "kvgraft-observe", "kvgraft-retention", "kvgraft-replay"),
 )
 PARTS = (
     "cli",
