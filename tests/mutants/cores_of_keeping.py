@@ -22,8 +22,9 @@ from .cores import Patch, mutant
 __all__: list[str] = []
 
 
-@mutant("everything", "M1", "T3", "E2", "V2")
+@mutant("everything", "M1", "B3", "T3", "E2", "V2")
 def cleared_data_is_found_still(patch: Patch) -> None:
+    """The namespace has data again that nothing was inserted or copied for (B3)."""
     detach_roots = Tree.detach_roots
 
     def keep(self: Tree, namespaces: Sequence[object]) -> list[Node]:

@@ -88,8 +88,9 @@ def a_chunk_is_forced_although_it_does_not_fit(patch: Patch) -> None:
 # -- matches and leases
 
 
-@mutant("everything", "M2")
+@mutant("everything", "M2", "A12")
 def a_match_leaves_no_token_to_compute(patch: Patch) -> None:
+    """A page more may take what others are promised (A12), where the right boundary does not."""
     patch.setattr(Serving, "_limit", lambda self, request: request.prompt // self.tree.page_size)
 
 
@@ -242,8 +243,9 @@ def an_eviction_claims_to_have_freed_every_slot_asked_for(patch: Patch) -> None:
     patch.setattr(Evictor, "evict", lambda self, component, n_slots, tier: n_slots)
 
 
-@mutant("everything", "E5", "T8", "T6", "E1", "B3", "L5", "M7", "L3", "R1", "R5")
+@mutant("everything", "E5", "T7", "T8", "T6", "E1", "B3", "L5", "M7", "L3", "R1", "R5")
 def host_eviction_takes_the_source_of_a_load_back(patch: Patch) -> None:
+    """A node that is pinned becomes a victim, and nothing enters it as a candidate (T7)."""
     candidate = Tree.is_candidate
 
     def careless(self: Tree, node: Node, component: Any, tier: Tier) -> bool:

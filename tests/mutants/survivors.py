@@ -21,7 +21,6 @@ SURVIVORS: dict[str, str] = {
     "recency does not climb": _LINE,
     "data on its way does not count as a way to resume": _LINE,
     "a request restarted after a failure asks for HOST again": "found under M1: the match is wrong",
-    "pins do not slide": "pages behind a window that stay pinned are not counted",
     "a receipt is not marked as released": "no call of an engine releases a receipt twice",
     "a duplicate state is lost": _LINE,
     "a conversation's gap on HOST is left": _LINE,

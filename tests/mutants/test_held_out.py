@@ -21,6 +21,7 @@ QUICK = (
     "falsy namespaces are none",
     "a backup does not wait for its source's computation",
     "a request starts before its load-back has arrived",
+    "private rows are given without a look",
 )
 """Core mutants that are found within a second or two."""
 

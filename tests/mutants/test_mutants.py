@@ -31,12 +31,13 @@ QUICK = (
     "left_behind_data_goes_last",
     "an_arrival_is_reported_twice",
     "an_observer_that_raises_takes_the_cache_down",
+    "a_match_ignores_gaps",
     "a_request_waits_for_pages_without_end",
     "a_request_that_was_deferred_is_not_matched_again",
     "more_is_pending_than_is_shared",
     "an_extent_is_leased_twice",
 )
-"""Cores that are found within a second or two: data left behind, events, waits, budgets."""
+"""Cores found within a second or two: data left behind, matches, events, waits, budgets."""
 
 FIRST = {mutant.rules[0]: mutant.name for mutant in reversed(MUTANTS)}
 """By rule, the first component that breaks it: every run looks at these."""

@@ -9,7 +9,7 @@ from kvgraft.admission import Outcome
 from kvgraft.cache import Cache
 from kvgraft.tree.keys import TokenKey
 from kvgraft_scheduling.waiting import WaitingQueue
-from kvgraft_testing.machine.judging import Judge
+from kvgraft_testing.machine.judging import Judge, as_violation
 
 __all__ = ["WaitingLine"]
 
@@ -74,7 +74,10 @@ class WaitingLine:
         """Whether a request left the line."""
         self.begins()
         request = self.cache.begin(TokenKey(one.tokens), reserve=one.reserve)
-        outcome = self.cache.admit(request).outcome
+        try:
+            outcome = self.cache.admit(request).outcome
+        except Exception as error:
+            raise as_violation(error, "admit") from error
         self.cache.abort(request)
         if outcome is Outcome.DEFERRED:
             return False
