@@ -23,11 +23,18 @@ DRAWN = "everything+window+drawn"
 
 
 def change(
-    name: str, kinds: str, rules: str, function: Callable[..., Any] | property, old: str, new: str
+    name: str,
+    kinds: str,
+    rules: str,
+    function: Callable[..., Any] | property,
+    old: str,
+    new: str,
+    *,
+    examples: int = 250,
 ) -> None:
     """Register one."""
     CORES[name.replace(" ", "_")] = CoreMutant(
-        tuple(kinds.split("+")), tuple(rules.split()), edited(function, old, new)
+        tuple(kinds.split("+")), tuple(rules.split()), edited(function, old, new), examples
     )
 
 
@@ -54,6 +61,7 @@ change(
     Tenants.__init__,
     "key=lambda item: -len(item[0])",
     "key=lambda item: len(item[0])",
+    examples=500,
 )
 change(
     "slots on their way out count as borrowed",
