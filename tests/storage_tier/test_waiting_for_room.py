@@ -175,6 +175,28 @@ def test_room_that_comes_while_prefetches_are_found_to_be_short_of_it_counts(
     cache.close()
 
 
+def test_a_prefetch_does_not_take_its_own_prefix_for_room_that_came() -> None:
+    """It pins what HOST has of its prompt, and gives that up when it ends."""
+    cache = opened(host_tokens=76)
+    server, tier = Server(cache), tier_of(cache)
+    server.serve(PROMPTS[2][:9])
+    assert cache.drain()
+    cache.evict("full", 1000)
+    came = asked(cache, *PROMPTS[:2])
+    until(lambda: all(each.ended for each in came), cache)
+    (waiting,) = asked(cache, PROMPTS[2])
+    until(lambda: waiting.waits, cache)
+    looked_up = tier.counts()["exists.ok"]
+    for _ in range(50):
+        cache.poll()
+        assert waiting.waits
+    assert tier.counts()["exists.ok"] == looked_up
+    run(server, came[0])
+    until(lambda: waiting.ended, cache)
+    assert waiting.gained_tokens == 24
+    cache.close()
+
+
 def test_a_prefetch_that_no_room_can_come_for_ends_at_once() -> None:
     cache = opened(host_tokens=6)
     (prefetch,) = asked(cache, PROMPTS[0])

@@ -118,7 +118,8 @@ class Fetch:
         comes_after: whether one that came before waits for room: it takes none then.
         give_way: frees HOST of data that is kept for younger prefetches; false if there is none.
         lacking: the components whose HOST pools were short.
-        room: the bytes and, per component, the slots that it could have had when it was planned.
+        room: the bytes and, per component, the slots that it could have had when it was planned;
+            once it has ended, together with those that it held itself.
         receipt: pins the node it begins at, on HOST (S1).
         target: the boundary that it goes for now; 0 while that is not known.
         rounds: calls that moved pages and have ended.
@@ -391,10 +392,12 @@ class Fetch:
 
     def _note_room(self) -> list[int]:
         """The HOST slots that can be had by eviction, per component."""
-        components = self.context.tree.components
-        rooms = [max(0, self._host(component).headroom) for component in components]
+        rooms = self._headrooms()
         self.room = [self.budget, *rooms]
-        return rooms
+        return [max(0, room) for room in rooms]
+
+    def _headrooms(self) -> list[int]:
+        return [self._host(component).headroom for component in self.context.tree.components]
 
     def _ensure_free(self, plan: Plan) -> Steps:
         """Evict for a plan, but no data it relies on, which stays pinned until the fetch ends."""
@@ -643,6 +646,7 @@ class Fetch:
 
     def _end(self, reason: str) -> None:
         """Free the unpublished slots, once; give up the pins (S1, S2, S5)."""
+        before = self._headrooms()
         self._free_wanted()
         for component, arrived in zip(self.context.tree.components, self.arrived):
             self._free(component, arrived)
@@ -653,6 +657,9 @@ class Fetch:
         for receipt in (self._tip_held, self._counted_on, self.receipt):
             if receipt is not None:
                 release(self.context.tree, receipt)
+        # its own pins kept no room from it: they are no room that comes
+        given_up = [now - then for now, then in zip(self._headrooms(), before)]
+        self.room[1:] = [room + more for room, more in zip(self.room[1:], given_up)]
         self.context.tree.release_root(self._root)
 
     def _free_wanted(self) -> None:

@@ -489,13 +489,14 @@ class Prefetching:
             if not prefetch.waits:
                 continue
             room = self._room(prefetch, short.lacking)
-            if first and any(have > had for have, had in zip(room, short.room)):
+            came = any(have > had for have, had in zip(room, short.room))
+            if now >= short.until or (first and not came and not hope):
+                prefetch.short_of = short.of
+                self._finish(prefetch, prefetch.reason)
+            elif first and came:
                 prefetch.waits, prefetch.reason = False, ""
                 self._launch(prefetch)
                 hope = True
-            elif now >= short.until or (first and not hope):
-                prefetch.short_of = short.of
-                self._finish(prefetch, prefetch.reason)
 
     def _comes_after(self, fetch: Fetch) -> bool:
         """Whether a prefetch of the tenant that came before those of a fetch is short of room."""
