@@ -229,6 +229,25 @@ def test_room_is_made_from_cleared_data_first() -> None:
         assert [cause for cause, n_slots in evicted.items() if n_slots] == ["cleared"]
 
 
+def test_room_for_a_state_is_made_from_cleared_data_though_few_nodes_have_one() -> None:
+    parts: dict[str, Any] = {"full": {}, "mamba": {"states": 16}}
+    with Cache.open(parts, page_size=1, device_tokens=4000, policy="lru", **BARE) as cache:
+        states = cache.tree.component("mamba").device
+        for first in range(150):
+            cache.finish(run(cache, TokenKey([first, 1, 2, 3], "goes")))
+        for first in range(4):
+            cache.finish(run(cache, TokenKey([1000 + first, *range(5)], "stays")))
+        for last in range(10):
+            cache.finish(run(cache, TokenKey([0, 1, 2, 3, last, 7], "goes")))
+        live = [anchor_of(cache, [1000 + first, *range(5)], "stays") for first in range(4)]
+        assert any(live)
+        assert not states.free
+        cache.clear("goes")
+        cache.finish(run(cache, TokenKey([3000, 1, 2], "stays")))
+        after = [anchor_of(cache, [1000 + first, *range(5)], "stays") for first in range(4)]
+        assert after == live
+
+
 def test_transfers_in_flight_end_first() -> None:
     engine = SteppedTransferEngine()
     with opened("full", engine=engine) as cache:

@@ -58,7 +58,10 @@ SLICE: Final = 64
 """Most steps of one call, each of about 5 µs; a node takes two."""
 
 SLICE_SLOTS: Final = SLICE // 2
-"""Slots that as many steps free at least, where nobody holds the data."""
+"""Slots that as many steps free at least, where nobody holds the data and each node has some."""
+
+LEAST_SLICES: Final = 8
+"""Slices that a request in need takes at least: few nodes have a state, or pages of a window."""
 
 
 class _Visit:
@@ -152,9 +155,9 @@ class Sweeper:
     def ensure_free(self, ledger: PoolBooks, n_slots: int) -> None:
         """Take steps through data not visited yet, until a ledger has room for `n_slots`.
 
-        As many as would do if each node had one slot, and nobody held it.
+        No more than would do if each node had one slot, and nobody held it; at least some slices.
         """
-        n_slices = -(-(n_slots - ledger.room) // SLICE_SLOTS)
+        n_slices = max(LEAST_SLICES, -(-(n_slots - ledger.room) // SLICE_SLOTS))
         asked, self.tree.for_tenant = self.tree.for_tenant, None
         try:
             for _ in range(self.n_steps * n_slices):
