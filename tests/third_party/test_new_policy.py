@@ -103,6 +103,7 @@ def test_a_name_that_cannot_be_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "kvgraft-taken").mkdir()
     messages = {
         "lru": "policy name 'lru': kvgraft publishes it here; choose another",
+        "density": "policy name 'density': kvgraft-density publishes it here; choose another",
         "My_Policy": "policy name 'My_Policy': .* for example 'my-policy'",
         "kvgraft-mine": "policy name 'kvgraft-mine': .*; give 'mine'",
         "taken": f"{tmp_path}/kvgraft-taken: is there already and stays as it is",

@@ -328,6 +328,10 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("--synthetic", "chat", "--requests", "ten"),
         "invalid value for '--requests': 'ten' is no whole number",
     ),
+    "a negative seed": (
+        ("--synthetic", "chat", "--seed", "-3"),
+        "invalid value for '--seed': -3 is not in the range x>=0",
+    ),
     "digits of no thousands": (
         ("--synthetic", "chat", "--requests", "5_0"),
         "invalid value for '--requests': '5_0' is no whole number",

@@ -53,7 +53,13 @@ workload_options = OptionGroup(
         show_default=True,
         help="Size of a synthetic workload.",
     ),
-    click.option("--seed", default=0, show_default=True, help="Seed of everything random."),
+    click.option(
+        "--seed",
+        type=WholeNumber(min=0),
+        default=0,
+        show_default=True,
+        help="Seed of everything random.",
+    ),
 )
 """The trace's path and the options of workloads, for `read_workload`."""
 

@@ -32,7 +32,7 @@ def new_policy(name: str, into: Path) -> None:
     that passes; comments mark the places to change. Nothing is overwritten.
     """
     owners = {each.name: each.distribution for each in published(POLICY_GROUP)}
-    expect_name("policy", name, {**owners, **dict.fromkeys((LRU, DENSITY), "kvgraft")})
+    expect_name("policy", name, {**owners, LRU: "kvgraft", DENSITY: "kvgraft-density"})
     show(
         write(name, render(name, TEMPLATES), into),
         f"eviction policy {name!r}",
