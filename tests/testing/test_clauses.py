@@ -285,7 +285,8 @@ def test_wrong_bytes_are_reported_in_words() -> None:
         r"it holds (rows without an owner: .*|the page that .*)"
     )
     by_the_guard = (
-        r"the (data the request of \d+ tokens shares|state captured) at page \d+ is slot \d+, "
+        r"the (data the request of \d+ tokens shares at page \d+ is|state captured at page \d+ is|"
+        r"request of \d+ tokens begins with) slot \d+, "
         r"which is no copy of slot \d+: plane 'v' of layer 1 differs"
     )
     assert re.fullmatch(f"{by_the_machine}|{by_the_guard}", violation.evidence)

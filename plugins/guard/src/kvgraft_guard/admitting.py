@@ -406,7 +406,7 @@ class Admitting:
         return {tier: arena.wished for tier, arena in by_tier if arena.wished is not None}
 
     def _check_first_wish(self, before: dict[Tier, Mapping[str, int]]) -> None:
-        """Who waited for a boundary waits first; another may once that one has it (A8)."""
+        """The first that waited for a boundary goes first; another once that one has it (A8)."""
         for tier, wished in self._wishes().items():
             arenas, first = self.watched.cache.arenas, before.get(tier, wished)
             for pool in arenas.by_tier[tier].pools if arenas is not None else ():
