@@ -48,7 +48,7 @@ HEADING = "\n## Left to the tests\n"
 HEAD = """
 Cores of the list above that `kvgraft check` does not find, or finds under another rule, and the
 first of the tests that fails on each. Written by `make mutants`; one alone:
-`python -m tests.mutants.by_tests "pins do not slide"`.
+`python -m tests.mutants.by_tests "recency does not climb"`.
 
 | defect | breaks | the test that fails |
 |---|---|---|

@@ -45,6 +45,7 @@ def test_the_signature_of_a_cache_names_its_arguments() -> None:
 def test_a_subclass_may_take_other_arguments_and_have_abstract_bases(guard: GuardMode) -> None:
     with TenantCache("a", 1024, guard) as cache:
         assert isinstance(cache, TenantCache)
+        assert type(cache).__module__ == __name__
         assert cache.title() == "a of 1024"
         cache.abort(cache.begin(TokenKey(range(20))))
         assert cache.title() == "a aborts of 1024"

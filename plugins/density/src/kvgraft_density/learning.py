@@ -174,7 +174,7 @@ class Prefixes:
     def visit(self, sums: list[int]) -> Visit:
         """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
         #   seen ├───────────────────────┤?       ?   ?  ?│ len(sums)      steps double, backwards,
-        #        of a prefix that was seen the shorter ones were           and halve again
+        #        shorter ones of a seen prefix were, unless forgotten      and halve again
         n_seen, unseen, step = len(sums), len(sums) + 1, 1
         while n_seen > 0 and self._trail_of(sums[n_seen - 1]) is None:
             unseen, n_seen, step = n_seen, n_seen - step, 2 * step

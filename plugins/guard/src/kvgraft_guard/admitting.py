@@ -402,16 +402,21 @@ class Admitting:
     def _wishes(self) -> dict[Tier, Mapping[str, int]]:
         """By tier, the slots of each component that a request waits for, if one does."""
         arenas = self.watched.cache.arenas
-        by_tier = arenas.by_tier.items() if arenas is not None else ()
-        return {tier: arena.wished for tier, arena in by_tier if arena.wished is not None}
+        by_tier = {} if arenas is None else arenas.by_tier
+        return {tier: each.wished for tier, each in by_tier.items() if each.wished is not None}
 
     def _check_first_wish(self, before: dict[Tier, Mapping[str, int]]) -> None:
         """The first that waited for a boundary goes first; another once that one has it (A8)."""
+        arenas = self.watched.cache.arenas
+        if arenas is None:
+            return
         for tier, wished in self._wishes().items():
-            arenas, first = self.watched.cache.arenas, before.get(tier, wished)
-            for pool in arenas.by_tier[tier].pools if arenas is not None else ():
+            first = before.get(tier, wished)
+            if first is wished:
+                continue
+            for pool in arenas.by_tier[tier].pools:
                 needed, has = first.get(pool.component.name, 0), pool.leased * pool.extent
-                if first is not wished and has < needed:
+                if has < needed:
                     raise ContractViolation(
                         "A8",
                         pool.component.name,

@@ -185,6 +185,7 @@ def guarded_operations(plain: type[Cache]) -> type[Cache]:
                 self.guard.closed()
 
     Guarded.__name__, Guarded.__qualname__ = plain.__name__, plain.__qualname__
+    Guarded.__module__ = plain.__module__
     return Guarded
 
 
