@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import site
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
+import importlib_metadata
 import pytest
 
 from ..commands import ROOT, run
@@ -48,6 +50,21 @@ def built_wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The wheels, by distribution."""
     return built_wheels(tmp_path_factory)
+
+
+def with_needs(*distributions: str) -> list[str]:
+    """Distributions of ours, and those of ours that they depend on."""
+    found = {"kvgraft"}
+    left = [*distributions]
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for needed in importlib_metadata.requires(name) or ():
+            if needed.startswith("kvgraft-") and "extra" not in needed:
+                left += re.findall(r"^[a-z-]+", needed)
+    return sorted(found)
 
 
 class Environment:

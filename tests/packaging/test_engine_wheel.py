@@ -6,16 +6,16 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from .conftest import Environment
+from .conftest import Environment, with_needs
 
 COMPONENTS = ("kvgraft-full", "kvgraft-swa", "kvgraft-mamba", "kvgraft-hisparse")
-NEEDED = ("kvgraft", "kvgraft-cli", "kvgraft-storage", "kvgraft-scheduling", *COMPONENTS)
+SERVING = with_needs("kvgraft-cli", "kvgraft-transformers")
 
 
 def test_serve_comes_and_goes_with_its_distribution(
     environment: Callable[..., Environment],
 ) -> None:
-    made = environment(*NEEDED, "kvgraft-transformers")
+    made = environment(*SERVING)
     assert "  serve " in made.kvgraft("--help").stdout
     assert made.kvgraft("serve", "--help").returncode == 0
     made.uninstall("kvgraft-transformers")
@@ -39,7 +39,7 @@ def test_the_requirements_of_serve_are_those_that_its_readme_names() -> None:
 def test_help_of_serve_loads_neither_torch_nor_transformers(
     environment: Callable[..., Environment],
 ) -> None:
-    made = environment(*NEEDED, "kvgraft-transformers")
+    made = environment(*SERVING)
     code = (
         "import sys; from kvgraft_transformers.serving.command import serve; "
         "sys.exit(bool({'torch', 'transformers'} & set(sys.modules)))"

@@ -15,7 +15,7 @@ import pytest
 
 from ..commands import ROOT, run
 from ..documents.test_links_and_blocks import blocks
-from .conftest import Environment
+from .conftest import Environment, with_needs
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 
@@ -124,11 +124,8 @@ class Administrator:
 
     def change_to(self, subset: set[str]) -> None:
         """Install missing distributions and remove surplus ones."""
-        distributions = (
-            f"kvgraft-{name}"
-            for name in ("density", "cli", "storage", "scheduling", "replay", *subset)
-        )
-        self.environment.change_to("kvgraft", *distributions)
+        components = (f"kvgraft-{name}" for name in subset)
+        self.environment.change_to(*with_needs("kvgraft-replay", *components))
         self.installed = subset
 
     def probe(self) -> dict[str, Any]:

@@ -14,16 +14,13 @@ import pytest
 
 import kvgraft
 
-from .conftest import Environment
+from .conftest import Environment, with_needs
 
 Environments = Callable[..., Environment]
 
 COMPONENTS = ("full", "swa", "mamba", "hisparse")
 STORES = ("file", "valkey", "s3", "mooncake")
-REPLAY = (
-    *("kvgraft-density", "kvgraft-cli", "kvgraft-storage", "kvgraft-scheduling", "kvgraft-arena"),
-    *("kvgraft-guard", "kvgraft-observe", "kvgraft-retention", "kvgraft-replay"),
-)
+REPLAY = with_needs("kvgraft-replay")
 PARTS = (
     "cli",
     "testing",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import hypothesis.strategies as st
@@ -10,6 +11,8 @@ from hypothesis import HealthCheck, given, settings
 
 from kvgraft import GuardMode, Tier, TokenKey
 from kvgraft_storage.tier import prefetching
+from kvgraft_storage.tier.fetching import Fetch, Planning
+from kvgraft_storage.tier.inventory import Bounds
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup, installed
@@ -125,6 +128,27 @@ def test_a_poll_takes_no_more_turns_however_nodes_that_wait_are_split(
         traffic.cache.check_integrity()
     finally:
         traffic.cache.close()
+
+
+def test_data_that_comes_behind_the_plan_of_a_prefetch_stops_no_poll(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    plan, plans = Fetch._plan, itertools.count()
+
+    def late(self: Fetch, bounds: Bounds, least: int) -> Planning:
+        """What is there was not there yet when the first plan was made."""
+        if next(plans):
+            return (yield from plan(self, bounds, least))
+        return None
+
+    monkeypatch.setattr(Fetch, "_plan", late)
+    setup = installed("full")
+    cache = open_cache(setup, stocked(setup, PROMPT), device_tokens=256, host_tokens=256)
+    prefetches = [tier_of(cache).prefetch(TokenKey(PROMPT)) for _ in range(2)]
+    with counted(20_000):
+        assert cache.drain()
+    assert all(each.ended for each in prefetches)
+    cache.close()
 
 
 def test_prompts_are_compared_page_by_page_where_a_page_is_longer_than_a_step(

@@ -365,7 +365,7 @@ class Fetch:
         longest = yield from self._plan(ANY, self._least)
         yield
         if longest is None:
-            yield from self._say_why_nothing()
+            self._say_nothing_is_stored()
             return None
         self.planned = longest.boundary
         if self.comes_after:
@@ -433,20 +433,23 @@ class Fetch:
     def _nothing(self) -> Bounds:
         return Bounds([0] * len(self.context.tree.components), None, self.context.slabs.nbytes)
 
+    def _say_nothing_is_stored(self) -> None:
+        """Why no boundary is worth it, with any room."""
+        names = [
+            component.name
+            for component in self.context.tree.components
+            if self._lacked[component.index] and not self._found[component.index].any()
+        ]
+        self.reason = "no boundary that is worth it is stored for all components"
+        if self._unknown is not None:
+            self.reason = self._unknown
+        elif names:
+            self.reason = f"nothing of {', '.join(names)} is stored"
+
     def _say_why_nothing(self) -> Steps:
         """Why there is no plan: nothing stored, or short of budget or room, which is noted."""
         if (yield from self._plan(ANY, self._least)) is None:
-            components = self.context.tree.components
-            names = [
-                component.name
-                for component in components
-                if self._lacked[component.index] and not self._found[component.index].any()
-            ]
-            self.reason = "no boundary that is worth it is stored for all components"
-            if self._unknown is not None:
-                self.reason = self._unknown
-            elif names:
-                self.reason = f"nothing of {', '.join(names)} is stored"
+            self._say_nothing_is_stored()
             return
         plan = yield from self._plan(self._bounds()._replace(n_slots=None), self._least)
         if plan is None:
