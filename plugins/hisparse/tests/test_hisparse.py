@@ -228,7 +228,7 @@ def test_impossible_options_are_refused_with_the_field_named(
 
 
 def test_without_a_host_tier_it_is_refused_with_the_field_named() -> None:
-    with pytest.raises(PluginError, match="component 'hisparse': option host_tokens: 0, but keys"):
+    with pytest.raises(PluginError, match="component 'hisparse': host_tokens is 0, but keys"):
         mounted({"host_tokens": 0})
 
 

@@ -318,7 +318,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "home without host": (
         ("TRACE", "--component", "hisparse"),
-        "component 'hisparse': option host_tokens: 0, but keys and values live on HOST",
+        "component 'hisparse': host_tokens is 0, but keys and values live on HOST",
     ),
     "policy of nobody": (
         ("TRACE", "--component", "full", "--policy", "mru"),

@@ -100,9 +100,7 @@ def build(options: HisparseOptions, context: BuildContext) -> SparseComponent:
     canonical = sorted(rows + index, key=lambda spec: spec.layer)
     device, host = paged_pools(options, context, index, canonical)
     if host is None:
-        raise ConfigError(
-            "option host_tokens: 0, but keys and values live on HOST; give a page or more"
-        )
+        raise ConfigError("host_tokens is 0, but keys and values live on HOST; give a page or more")
     hot_slots = context.pages(hot_rows(options.hot_tokens, context.page_size))
     hot = DevicePool(rows, hot_slots * options.max_running, context.device)
     return SparseComponent(
