@@ -2,11 +2,12 @@
 
 256 requests of 8,192 tokens decode, page tables included. Every request of the loop extends its
 key, allocates, reads its table of every paged component and notes what was computed; a step does
-that for all in one call. Both decode in turn, over caches of their own: periods of 64 tokens, in
-which each thing that comes once per 64 tokens or page comes once. The cost of a step is the least
-of that step over the periods; the table has the mean over a period's steps, by request, and its
-dearest and cheapest step. Before them is the first pass: in it all requests join the batch, and
-their prompts' last data goes to the tree.
+that for all in one call. A step with 4 drafts has slots for those as well, of which none is right.
+All decode in turn, over caches of their own: periods of 64 tokens, in which each thing that comes
+once per 64 tokens or page comes once. The cost of a step is the least of that step over the
+periods; the table has the mean over a period's steps, by request, and its dearest and cheapest
+step. Before them is the first pass: in it all requests join the batch, and their prompts' last data
+goes to the tree.
 
 Then requests join others, and take the rows of some that ended: the table has how many µs more such
 a step costs for each than one without them, the least of some rounds. The aim is 10 more than
@@ -30,6 +31,7 @@ PERIOD = 64
 PERIODS = 8
 JOINING = 16
 ROUNDS = 6
+DRAFTS = 4
 SEED = 0
 
 
@@ -62,7 +64,9 @@ SETS = (
 class Engine:
     """Requests that decode in one cache."""
 
-    def __init__(self, served: Served, n_requests: int, n_tokens: int, n_steps: int) -> None:
+    def __init__(
+        self, served: Served, n_requests: int, n_tokens: int, n_steps: int, n_drafts: int = 0
+    ) -> None:
         rng = np.random.default_rng(SEED)
         self.cache = Cache.open(
             served.components,
@@ -70,8 +74,11 @@ class Engine:
             device_tokens=n_requests * (n_tokens + n_steps + 512),
             max_requests=n_requests,
             max_tokens=n_tokens + n_steps,
+            max_drafts=n_drafts,
             payload=False,
         )
+        self.n_drafts = n_drafts
+        self.kept = np.zeros(n_requests, np.int64)
         self.paged = [name for name in served.components if name != "mamba"]
         self.tokens = rng.integers(0, 100_000, (n_requests, 1), dtype=np.int32)
         self.requests = [self.prefilled(rng, n_tokens, n_steps) for _ in range(n_requests)]
@@ -101,6 +108,14 @@ class Engine:
         """One pass, all together."""
         tokens = self.tokens[: len(self.requests)]
         assert not self.cache.step(self.requests, tokens).refused
+
+    def drafted(self) -> None:
+        """One pass with drafts, all together; of the last one's none was right."""
+        step = self.cache.step(
+            self.requests, self.tokens, n_drafts=self.n_drafts, n_computed=self.kept
+        )
+        assert not step.refused
+        self.kept[:] = 1
 
 
 def spent(run: Callable[[], None]) -> int:
@@ -139,12 +154,13 @@ def period(run: Callable[[], None]) -> list[int]:
 def measure(
     served: Served, n_requests: int, n_tokens: int, periods: int
 ) -> dict[str, tuple[float, float, float, float]]:
-    """µs of the first pass; mean, least and most of the others, by name: looped and stepped."""
+    """µs of the first pass; mean, least and most of the others, by name of the way."""
     n_steps = PERIOD * (periods + 1)
     looped = Engine(served, n_requests, n_tokens, n_steps)
     stepped = Engine(served, n_requests, n_tokens, n_steps)
+    drafted = Engine(served, n_requests, n_tokens, n_steps, DRAFTS)
     gc.collect()
-    runs = {"loop": looped.loop, "step": stepped.step}
+    runs = {"loop": looped.loop, "step": stepped.step, "with drafts": drafted.drafted}
     first = {name: period(run)[0] / n_requests / 1e3 for name, run in runs.items()}
     found: dict[str, list[list[int]]] = {name: [] for name in runs}
     for _ in range(periods):
@@ -155,8 +171,9 @@ def measure(
         least = [min(step) / n_requests / 1e3 for step in zip(*periods_of)]
         costs[name] = (first[name], statistics.fmean(least), min(least), max(least))
     looped.cache.close()
-    stepped.cache.check_integrity()
-    stepped.cache.close()
+    for engine in (stepped, drafted):
+        engine.cache.check_integrity()
+        engine.cache.close()
     return costs
 
 
@@ -168,7 +185,7 @@ def main() -> None:
     heading(
         "a decode step",
         requests=f"{n_requests} of {n_tokens:,} tokens",
-        repetitions=f"least of {periods} periods of {PERIOD} steps, loop and step in turn",
+        repetitions=f"least of {periods} periods of {PERIOD} steps, loop and steps in turn",
         unit="µs per request and step, page tables included",
     )
     rows: list[list[str]] = []

@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 15_548
+MOST_LINES = 15_545
 """Of the core's source."""
 
 

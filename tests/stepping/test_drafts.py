@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -238,6 +240,40 @@ def test_without_states_a_pass_takes_all_drafts() -> None:
         assert step.n_tokens is not None
         assert step.n_tokens.tolist() == [6]
         assert cache.step([chat.request], n_computed=1).n_tokens is None
+
+
+def calls_of_a_step(cache: Cache, requests: list[Request], n_drafts: int) -> int:
+    """Functions that a step calls in which no page begins; numpy's own are among them."""
+    tokens = np.zeros(len(requests), np.int32)
+    cache.step(requests, tokens, n_drafts=n_drafts)
+    found: list[str] = []
+
+    def note(frame: Any, event: str, arg: object) -> None:
+        del arg
+        if event == "call" and frame.f_code.co_name[0] != "<":
+            found.append(frame.f_code.co_name)
+
+    counts = np.ones(len(requests), np.int64)
+    sys.setprofile(note)
+    try:
+        cache.step(requests, tokens, n_drafts=n_drafts, n_computed=counts)
+    finally:
+        sys.setprofile(None)
+    return len(found)
+
+
+@pytest.mark.parametrize("name", ["full", "full + swa", "full + swa + mamba"])
+def test_a_step_with_drafts_calls_no_function_for_each_request(name: str) -> None:
+    """It costs about what one without costs: array operations over all requests."""
+    components = SETS[name] | ({"mamba": {"states": 200}} if "mamba" in SETS[name] else {})
+    found: dict[tuple[int, int], int] = {}
+    for n_drafts, n in itertools.product((0, 4), (40, 10)):
+        with opened(components, 16, 4, device_tokens=16384) as cache:
+            chats = [begun(cache, [*range(at, at + 36)], 20) for at in range(n)]
+            requests = [chat.request for chat in chats if chat is not None]
+            found[n_drafts, n] = calls_of_a_step(cache, requests, n_drafts)
+    assert found[4, 40] == found[4, 10]
+    assert found[4, 40] <= 1.3 * found[0, 40]
 
 
 def test_drafts_without_room_are_refused_and_the_request_goes_on_without_them() -> None:

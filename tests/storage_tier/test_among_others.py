@@ -191,6 +191,26 @@ def test_a_key_that_is_cut_while_its_prefetch_waits_is_looked_for_as_it_is_now()
     cache.close()
 
 
+def test_a_prefetch_goes_on_with_the_tokens_that_its_key_had() -> None:
+    """Its pages arrive under those, also where the key is cut and goes on differently (T11)."""
+    shelf = stocked(FULL, PROMPT)
+    cache = open_cache(FULL, shelf, **LARGE)
+    shelf.gate.clear()
+    key = TokenKey(PROMPT)
+    prefetch = tier_of(cache).prefetch(key)
+    until(lambda: shelf.n_calls, cache)
+    for token in (900, 901):
+        key.truncate(8)
+        key.extend([token] * (len(PROMPT) - 8))
+    shelf.gate.set()
+    assert drained(cache, prefetch).gained_tokens == 8  # of the key as it is now
+    for given, found in ((TokenKey([*PROMPT, 1]), 32), (key, 8)):
+        request = cache.begin(given)
+        assert request.anchor_tokens == found
+        cache.abort(request)
+    cache.close()
+
+
 @pytest.mark.parametrize("n_kinds", [1, 2, 3])
 def test_data_on_its_way_out_of_device_is_not_adopted_from_the_store(n_kinds: int) -> None:
     """Nobody could load it back while its copy to HOST is under way (M4, R1)."""

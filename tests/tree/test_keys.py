@@ -167,6 +167,15 @@ def test_truncating_keeps_the_first_tokens(tokens: list[int], keep: int) -> None
     assert key.tokens().tolist() == tokens[:keep]
 
 
+def test_a_cut_copies_no_token() -> None:
+    """A decode cuts rejected drafts from long keys at every pass."""
+    key = TokenKey(range(100))
+    data = key.data
+    key.truncate(97)
+    assert key.data is data
+    assert key.tokens().tolist() == [*range(97)]
+
+
 @given(
     shared=st.lists(ids, max_size=12),
     mine=st.lists(ids, max_size=6),

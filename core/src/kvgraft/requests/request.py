@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.policies.policy import Hint, Use
-from kvgraft.reach import FAR
 from kvgraft.refusals import of_type
 from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft.transfers.journal import Transfer
@@ -114,9 +113,7 @@ class Request:
         row: its row of the page tables; -1 before its first `Cache.step`.
         stage: leased, admitted or closed.
         key_edits: the key's edits when the request began, and those after that cut drafts alone.
-        draft_edits: the key's edits when it held the last step's drafts; below 0 if it did not.
-        cut_at: where the key was cut since its last step; what that computes behind is not counted.
-        cut_rows: `Rows.cut` of the tables that it has a row of.
+        cuts: `Rows.cuts` of the tables that it has a row of.
         namespace: the key's namespace then; the request works there until it ends.
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
@@ -143,12 +140,10 @@ class Request:
         "components",
         "computed",
         "continues",
-        "cut_at",
-        "cut_rows",
+        "cuts",
         "deferrals_left",
         "deferred",
         "device_tokens",
-        "draft_edits",
         "fetched",
         "hint",
         "keeps_decoded",
@@ -185,9 +180,7 @@ class Request:
         self.cache_mark = cache_mark
         self.key = key
         self.key_edits = key.edits
-        self.draft_edits = -1
-        self.cut_at = FAR
-        self.cut_rows: set[int] = set()
+        self.cuts: dict[int, int] = {}
         self.namespace = key.namespace
         self.load_started = False
         self.continues = False
@@ -281,9 +274,8 @@ class Request:
 
     def was_cut(self, end: int) -> None:
         """Its key was cut: what its last step gave slots for behind that is of other tokens."""
-        self.cut_at = min(self.cut_at, end)
         if self.row >= 0:
-            self.cut_rows.add(self.row)
+            self.cuts[self.row] = min(end, self.cuts.get(self.row, end))
 
     def expect_loaded(self) -> None:
         """Refuse to run before the data that it resumes from has arrived (R7).

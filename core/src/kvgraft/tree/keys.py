@@ -244,6 +244,7 @@ class TokenKey:
         "hashed",
         "namespace",
         "runners",
+        "shared",
         "sums",
         "trail",
         "trail_end",
@@ -257,7 +258,9 @@ class TokenKey:
         self.edits = 0
         """Times the key was cut; a running request notices."""
         self.data = bytearray()
-        """int32 `[n_tokens]` as bytes; it only grows, through `extend`."""
+        """int32 `[n_tokens]` as bytes."""
+        self.shared = False
+        """Whether others read them as well, which only grow: a cut leaves them as they are."""
         self.trail: Node | None = None
         """A node this key was found or inserted at; its path need not be compared again."""
         self.trail_end = 0
@@ -340,7 +343,7 @@ class TokenKey:
         A request that runs with the key goes on if all tokens that it computed, and its prompt,
         are before the cut. Else it refuses to share or finish data computed behind it; end it
         first, or `Cache.restart` it if its prompt is still whole. A prefetch goes on with the
-        sequence as it was: the kept tokens are copied.
+        sequence as it was: the kept tokens are copied then.
 
         Raises:
             ConfigError: no whole number, or fewer than 0 tokens.
@@ -348,7 +351,9 @@ class TokenKey:
         n_tokens = expect_count("truncate: n_tokens", n_tokens)
         if n_tokens >= self.n_tokens:
             return
-        self.data = self.data[: n_tokens * TOKEN_BYTES]
+        if self.shared:
+            self.data, self.shared = self.data[:], False
+        del self.data[n_tokens * TOKEN_BYTES :]
         self.edits += 1
         for mark in self.runners:
             cache = mark()

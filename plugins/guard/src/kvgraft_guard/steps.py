@@ -88,11 +88,11 @@ class Steps:
 
         Slots that were given behind a cut are of tokens that count in no step.
         """
-        for row in self.rows.cut:
+        for row, end in self.rows.cuts.items():
             request = self.rows.request[row]
             known, until = self._until.get(id(request), (None, 0))
             if request is not None and known is request:
-                self._until[id(request)] = request, min(until, request.cut_at)
+                self._until[id(request)] = request, min(until, end)
         self._asked, self._before = n_computed, []
         given = requests if isinstance(requests, (list, tuple)) else ()
         self._known = {id(each) for each in given if isinstance(each, Request) and each.row >= 0}

@@ -17,7 +17,6 @@ import torch
 from kvgraft.errors import ConfigError
 from kvgraft.parts import TableChanges
 from kvgraft.pools.allocator import SLOT_BYTES
-from kvgraft.reach import FAR
 from kvgraft.requests.publishing import BEHIND_TOKENS
 from kvgraft.requests.request import Request
 from kvgraft.requests.tables import NO_SLOT, slot_table, state_number
@@ -42,7 +41,16 @@ Slots: TypeAlias = npt.NDArray[np.int32]
 NO_PLACES: Ints = np.zeros(0, np.int64)
 NO_SLOTS: Slots = np.zeros(0, np.int32)
 
-NUMBERS = ("length", "allocated", "given", "next_event_tokens", "promised", "low_pages", "behind")
+NUMBERS = (
+    "length",
+    "allocated",
+    "given",
+    "draft_edits",
+    "next_event_tokens",
+    "promised",
+    "low_pages",
+    "behind",
+)
 """Arrays of `Rows` with a number for each row."""
 
 FEWEST_ROWS = 16
@@ -86,10 +94,11 @@ class Rows:
         tracked: the same of the states kept at the last page boundary; -1 for none.
         request: by row; None where it is nobody's.
         stale: rows whose request was changed by other calls than `step`.
-        cut: rows whose request's key was cut: see `Request.cut_at`.
+        cuts: where keys were cut since the last step, by row: of tokens behind none counts.
         length: tokens computed.
         allocated: pages with slots.
         given: position behind the tokens that the last step gave slots to.
+        draft_edits: the key's edits when it held the last step's drafts; below 0 if it did not.
         next_event_tokens: up to this many, a request's tokens are only counted.
         promised: up to this many pages its slots are promised.
         low_pages: from this many pages on, and
@@ -115,8 +124,8 @@ class Rows:
         self.request: list[Request | None] = []
         self.free: list[int] = []
         self.stale: set[int] = set()
-        self.cut: set[int] = set()
-        self.length = self.allocated = self.given = NO_PLACES
+        self.cuts: dict[int, int] = {}
+        self.length = self.allocated = self.given = self.draft_edits = NO_PLACES
         self.next_event_tokens = self.promised = self.low_pages = self.behind = self.length
         self.tracks = self.slides = np.zeros(0, np.bool_)
         self.held_from = [self.length] * len(tree.components)
@@ -180,8 +189,8 @@ class Rows:
         self._known = None
         self.request[row] = request
         request.row = row
-        self.given[row] = request.computed
-        request.cut_rows, request.cut_at = self.cut, FAR
+        self.given[row], self.draft_edits[row] = request.computed, -1
+        request.cuts = self.cuts
         self.touch(row)
 
     def give_back(self, request: Request) -> None:
@@ -222,12 +231,10 @@ class Rows:
             assert request is not None
             self.length[row], self.allocated[row] = request.computed, request.allocated
             self.given[row] = max(self.given[row], request.computed)
-        for row in self.cut:
-            request = self.request[row]
-            if request is not None:
-                self.given[row] = max(min(self.given[row], request.cut_at), request.computed)
-                request.cut_at = FAR
-        self.cut.clear()
+        if self.cuts:
+            rows, ends = list(self.cuts), list(self.cuts.values())
+            self.given[rows] = np.maximum(np.minimum(self.given[rows], ends), self.length[rows])
+            self.cuts.clear()
 
     # -- tables
 

@@ -60,6 +60,7 @@ class Batch:
         noted: tokens that were computed, by request.
         length: tokens that are, then.
         n_tokens: tokens to give slots to, at most.
+        n_drafts: how many of them are drafts.
         widths: how many of each; None for all of them.
         first: pages that have slots.
         end: pages that will have.
@@ -69,10 +70,11 @@ class Batch:
         stale: rows that other calls changed before.
     """
 
-    def __init__(self, requests: list[Request], rows: Ints, n_tokens: int) -> None:
+    def __init__(self, requests: list[Request], rows: Ints, n_tokens: int, n_drafts: int) -> None:
         self.requests = requests
         self.rows = rows
         self.n_tokens = n_tokens
+        self.n_drafts = n_drafts
         self.widths: Ints | None = None
         self.tokens: bytes | None = None
         self.keys: list[bytearray] = []
@@ -184,19 +186,20 @@ class Stepper:
             n_tokens = self._with_drafts(n_tokens, n_drafts)
         data = None if tokens is None else token_rows(tokens, len(requests))
         counts = None if n_computed is None else _counts(n_computed, len(requests))
-        if rows.stale or rows.cut:
+        if rows.stale or rows.cuts:
             rows.resync()
         if not new:
-            batch = Batch(requests, at, n_tokens)
-            self._measure(batch, counts, data, n_drafts)
+            batch = Batch(requests, at, n_tokens, n_drafts)
+            self._measure(batch, counts, data)
         else:
             rows.room_for(len(new), 0)
             for request in new:
                 rows.take(request)
             rows.resync()
-            batch = Batch(requests, np.array([each.row for each in requests], np.int64), n_tokens)
+            at = np.array([each.row for each in requests], np.int64)
+            batch = Batch(requests, at, n_tokens, n_drafts)
             try:
-                self._measure(batch, counts, data, n_drafts)
+                self._measure(batch, counts, data)
             except KvgraftError:
                 for request in new:
                     rows.give_back(request)
@@ -244,9 +247,7 @@ class Stepper:
             )
         return n_tokens + n
 
-    def _measure(
-        self, batch: Batch, counts: Ints | None, tokens: bytes | None, n_drafts: int
-    ) -> None:
+    def _measure(self, batch: Batch, counts: Ints | None, tokens: bytes | None) -> None:
         """Find out how far each request goes, and make the tables wide enough for that."""
         rows, at, size = self.rows, batch.rows, self.tree.page_size
         length = rows.length[at]
@@ -262,9 +263,10 @@ class Stepper:
                     f"step: n_computed is more than the last step gave slots for of {short!r}; "
                     "give the tokens of its last pass"
                 )
-            for each in np.flatnonzero((room > 0) & (batch.noted > 0)).tolist():
+            edits = rows.draft_edits[at]
+            for each in np.flatnonzero((edits >= 0) & (room > 0) & (batch.noted > 0)).tolist():
                 request, end = batch.requests[each], int(batch.length[each])
-                holds = request.draft_edits == request.key.edits and request.key.n_tokens > end
+                holds = edits[each] == request.key.edits and request.key.n_tokens > end
                 if holds and end >= request.prompt:
                     raise LeaseError(
                         f"step: {room[each]} tokens of the last pass do not count, and the key "
@@ -280,10 +282,13 @@ class Stepper:
             self._expect_at_end(batch)
             batch.tokens = tokens
         if batch.n_tokens:
-            until = batch.length + (batch.n_tokens + size - 1)
-            if n_drafts:
-                batch.widths = self._up_to_states(batch)
-                until = batch.length + (batch.widths + (size - 1))
+            widths: Any = batch.n_tokens
+            if batch.n_drafts and self.tree.has_state:
+                # A pass with drafts ends where a state is kept (G4).
+                left = self.state_tokens - batch.length % self.state_tokens
+                if np.count_nonzero(left < widths):
+                    batch.widths = widths = np.minimum(left, widths)
+            until = batch.length + (widths + (size - 1))
             batch.end = np.maximum(until // size, batch.first)
         else:
             batch.end = batch.first
@@ -300,13 +305,6 @@ class Stepper:
                     f"{rows.most_pages * size}; end it, or open the cache with more"
                 )
             rows.room_for(0, n_pages)
-
-    def _up_to_states(self, batch: Batch) -> Ints:
-        """Tokens that a pass with drafts takes: it ends where its state is kept (G4)."""
-        most = np.full(len(batch.rows), batch.n_tokens, np.int64)
-        if not self.tree.has_state:
-            return most
-        return np.minimum(most, self.state_tokens - batch.length % self.state_tokens)
 
     def _expect_at_end(self, batch: Batch) -> None:
         """Refuse tokens for a key that ends elsewhere than its computed ones (T11)."""
@@ -541,9 +539,11 @@ class Stepper:
         self.rows.given[rows] = until
         requests = [batch.requests[at] for at in given] if refused else batch.requests
         if batch.n_tokens > 1:
-            for request, stop in zip(requests, until.tolist()):
-                key = request.key
-                request.draft_edits = key.edits if key.n_tokens >= stop else -1
+            self.rows.draft_edits[rows] = self._draft_edits(batch, requests, until)
+        told: torch.Tensor | None = None
+        if batch.n_drafts:
+            most = np.full(len(rows), batch.n_tokens, np.int64)
+            told = torch.from_numpy(most if widths is None else widths)
         return Step(
             requests,
             [batch.requests[at] for at in refused],
@@ -557,8 +557,19 @@ class Stepper:
                 for component in self.rows.state_components
             },
             self.rows.take_changes(),
-            None if widths is None else torch.from_numpy(widths),
+            told,
         )
+
+    def _draft_edits(self, batch: Batch, requests: list[Request], until: Ints) -> int | list[int]:
+        """The edits of keys that hold their pass's tokens by now; below 0 of others.
+
+        One number for all where each was given one token: of drafts the keys hold none.
+        """
+        if batch.tokens is not None and len(batch.tokens) == TOKEN_BYTES * len(batch.requests):
+            return -1
+        keys = [request.key for request in requests]
+        ends = (until * TOKEN_BYTES).tolist()
+        return [key.edits if len(key.data) >= end else -1 for key, end in zip(keys, ends)]
 
     def _append(self, batch: Batch, given: list[int]) -> None:
         data, keys = batch.tokens, batch.keys
@@ -589,18 +600,19 @@ class Stepper:
             if widths is not None:
                 beyond = (each >= widths[:, None]).reshape(-1)
                 length[beyond] = 0
-        pages, offsets = np.divmod(length, size) if size > 1 else (length, None)
+        pages = length // size if size > 1 else length
+        places = rows * self.rows.n_pages + pages
         found: dict[str, torch.Tensor] = {}
         for component in self.mapped:
             table = self.rows.tables[component.index]
             if table is None:  # no request so far
                 mapping = np.zeros(0, np.int64)
             else:
-                mapping = table[rows, pages].astype(np.int64)
+                mapping = table.reshape(-1).take(places).astype(np.int64)
                 nowhere = mapping < 0 if component in self.partial else None
-                if offsets is not None:
+                if size > 1:
                     mapping *= size
-                    mapping += offsets
+                    mapping += length - pages * size
                 if nowhere is not None:
                     mapping[nowhere] = PADDING
                 if beyond is not None:
@@ -758,8 +770,12 @@ def _counts(n_computed: object, n_requests: int) -> Ints:
     except (TypeError, ValueError, RuntimeError):  # lists of several lengths, tensors elsewhere
         counts = np.array(None)
     is_whole = counts.dtype.kind in "iu" or not counts.size
-    has_shape = counts.shape in ((), (n_requests,))
-    if not is_whole or not has_shape or (counts < 0).any() or (counts > MOST_TOKENS).any():
+    if (
+        not is_whole
+        or counts.shape not in ((), (n_requests,))
+        or np.minimum.reduce(counts, axis=None, initial=0) < 0
+        or np.maximum.reduce(counts, axis=None, initial=0) > MOST_TOKENS
+    ):
         raise ConfigError(
             f"step: n_computed {n_computed!r:.40}; give a whole number, 0 or more, or one for each "
             f"of {n_requests} requests"

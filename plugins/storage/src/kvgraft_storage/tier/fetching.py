@@ -144,7 +144,7 @@ class Fetch:
         node = matching.anchor_node(tree, found)
         self.anchor = self.boundary = node.end
         self.key = TokenKey(namespace=key.namespace)
-        self.key.data = key.data  # of a key that is cut it stays as it was
+        key.shared, self.key.data = True, key.data  # of a key that is cut it stays as it was
         self.key.found_at(node, found.root)
         self.first = _page_behind(node, key, tree.page_bytes)
         while not backed_on_host(tree, node):
