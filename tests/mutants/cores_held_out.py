@@ -466,7 +466,7 @@ change(
 change(
     "a victim's wider neighbours go as well",
     ALL,
-    "E3 E2 T7",
+    "E3 E2 T7 E6",
     eviction.victim_at,
     "narrower = [other for other in held if other.index in component.narrower]",
     "narrower = held",
@@ -651,7 +651,7 @@ change(
 change(
     "a time-out leaves the pool short",
     TWO,
-    "E4 A7",
+    "E4 A7 E6",
     Evictor._drop,
     "if ledger.room < n_slots:\n",
     "if False:\n",
