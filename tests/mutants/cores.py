@@ -57,7 +57,7 @@ def mutant(kinds: str, *rules: str, examples: int = 250) -> Callable[[Defect], D
     return register
 
 
-@mutant("everything+window", "M1", "L3", "L6", "M9")
+@mutant("everything+window", "M1", "L3", "L6", "M9", "R5")
 def a_window_is_one_page_short(patch: Patch) -> None:
     init, width = reach.PageReach.__init__, reach.PageReach.width
 
@@ -119,7 +119,7 @@ def a_transfer_is_published_before_it_ran(patch: Patch) -> None:
     patch.setattr(Journal, "poll", hasty)
 
 
-@mutant("window", "E1", "L5", "T6", "L3")
+@mutant("window", "E1", "L5", "T6", "L3", "L1")
 def an_eviction_ignores_pins(patch: Patch) -> None:
     choose = eviction.next_device_victim
 

@@ -82,6 +82,7 @@ def change(
 
 ALL = "everything+window+state"
 TWO = "everything+window"
+DRAWN = "everything+window+drawn"
 
 # -- admission
 
@@ -171,8 +172,8 @@ change(
 )
 change(
     "the load-back is not promised",
-    TWO,
-    "A7 A12",
+    DRAWN,
+    "A7 A12 A1",
     Budget.open,
     "account.open(peak, remaining, load)",
     "account.open(peak, remaining, 0)",
@@ -195,8 +196,8 @@ change(
 )
 change(
     "a promise is not renewed by slots given back",
-    TWO,
-    "A7 A12",
+    DRAWN,
+    "A7 A12 A1",
     Account.renewal,
     "target = min(target, self.remaining)",
     "target = self.promised",
@@ -838,7 +839,6 @@ change(
 
 # -- tenants, priorities, times to live, a store
 
-DRAWN = "everything+window+drawn"
 
 change(
     "a tenant's weight does not count when it is its turn to give",

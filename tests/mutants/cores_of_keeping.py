@@ -72,7 +72,7 @@ def readers_are_not_notified_of_clearing(patch: Patch) -> None:
     patch.setattr(Recorder, "cleared", lambda self, roots: None)
 
 
-@mutant("everything", "M1", "I6")
+@mutant("everything", "M1", "I6", "V2")
 def a_cleared_request_shares_its_data(patch: Patch) -> None:
     finish = Cache.finish
 

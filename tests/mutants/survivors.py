@@ -9,11 +9,9 @@ from __future__ import annotations
 __all__ = ["SURVIVORS"]
 
 _TIGHT = "no request of the machine meets pools that are full to the slot"
-_ROOM = "a load-back of the machine rarely meets a DEVICE pool that others' data fills"
 _LINE = "the state of the pools that shows it is too rare among random calls"
 
 SURVIVORS: dict[str, str] = {
-    "the load-back is not promised": _TIGHT,
     "a load-back shared with another stays promised": "costs headroom, which is not predicted",
     "its own prefix on its way is not counted": "the request waits longer and is admitted later",
     "the last private row is never given": "no reference component uses its last private row",
@@ -27,6 +25,5 @@ SURVIVORS: dict[str, str] = {
     "the lower node is backed up first": _LINE,
     "inserts are backed up under any policy": "found under E2: HOST makes room for copies",
     "a renewed promise ends two pages early": _TIGHT,
-    "room for a load-back is made a page too large": _ROOM,
 }
 """Reasons by the name of the defect, as in `cores_held_out`."""

@@ -73,6 +73,7 @@ class Splitting:
             device_tokens=256,
             host_tokens=256,
             guard=GuardMode.OFF,
+            transfer_timeout_s=600.0,  # turns are counted here, not seconds
         )
         self.server = Server(self.cache)
         self.chance = chance
