@@ -104,7 +104,7 @@ long: setup ## run the long tests, each named as it ends
 	$(PY) -m pytest -m long -v $(PYTEST_ARGS)
 	$(PY) -m pytest -v $(PYTEST_ARGS) $(wildcard $(addsuffix /tests/test_contract.py,$(DISTS)))
 
-examples: setup ## run the tests that draw examples with 50 of them each, not 5
+examples: setup ## run the tests that draw examples with 500 of them each, not 5
 	$(PY) -m pytest -m 'hypothesis and not long' --hypothesis-profile=nightly $(PYTEST_ARGS) \
 	  --timeout=0 -o faulthandler_timeout=0
 

@@ -35,7 +35,7 @@ COMMON = settings(
 settings.register_profile("dev", COMMON, max_examples=5, stateful_step_count=40, derandomize=True)
 settings.register_profile("ci", settings.get_profile("dev"), print_blob=True)
 settings.register_profile(
-    "nightly", COMMON, max_examples=50, stateful_step_count=60, print_blob=True
+    "nightly", COMMON, max_examples=500, stateful_step_count=60, print_blob=True
 )
 settings.register_profile(
     "fuzz", COMMON, max_examples=100, stateful_step_count=100, print_blob=True
