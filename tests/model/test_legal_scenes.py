@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from kvgraft import Everything, Reach, Trailing
 from kvgraft.config import LoadModel, WritePolicy
 from kvgraft.packages.registry import load_plugin
 from kvgraft.types import Tier
-from kvgraft_testing.machine import references, setup_for
+from kvgraft_testing.machine import BY_TERM, references, setup_for
 from kvgraft_testing.machine.machine import machine_for
 from kvgraft_testing.machine.setups import TENANTS
 
@@ -317,4 +318,34 @@ def test_a_checkpoint_may_take_the_place_of_the_left_behind_state_that_an_earlie
         harness.checkpoint(live)
     assert live.request.left >= {3, 5}
     harness.finish(live)
+    state.teardown()
+
+
+def test_in_a_step_of_two_requests_each_ones_data_has_its_own_retention() -> None:
+    """One's time is over and the other's is not; each leaves a page behind, too."""
+    narrow = load_plugin("narrow", paged(reach=Reach(Trailing(1))).implementation("narrow"))
+    state = machine_for(replace(setup_for([narrow]), keeping=BY_TERM))()
+    state.open(
+        policy=WritePolicy.WRITE_THROUGH, page_size=1, device=12, host=9, load=None, cut_tokens=0
+    )
+    state.decode_together(form=(), length=0, n_requests=2, rounds=((5, "split"),), stem=())
+    state.teardown()
+
+
+def test_data_that_may_be_left_behind_need_not_be_in_the_clean_reserve() -> None:
+    """A prefetch that was not worth it may have used the page, or not."""
+    whole = load_plugin("whole", paged(reach=Reach(Everything())).implementation("whole"))
+    state = machine_for(replace(setup_for([whole], beside=references()), stored=True))()
+    state.open(
+        policy=WritePolicy.WRITE_BACK, page_size=4, device=9, host=9, load=None, cut_tokens=0
+    )
+    stem = (1, 1, 1, 1, 2, 2, 1, 2, 1, 1, 1, 2, 2)
+    state.begin(stem=stem, length=13, tail=(), chunk=None, namespace=None, reserve=0, along=2)
+    state.prefill(index=0, limit=9, whole=True)
+    state.prefetch(stem=stem[:4], length=4, index=0, on=False)
+    other = (1, 1, 2, 1, 2, 1, 1, 1, 2, 2, 1, 2, 2)
+    state.begin_marked(along=1, chunk=None, length=13, mark=4, stem=other)
+    state.quiesce(finish=False, polls=False, index=0)
+    state.load_back(index=0)
+    state.prefill(index=0, limit=None, whole=True)
     state.teardown()

@@ -260,7 +260,8 @@ class Bench:
             uses: called with the result, before the checks, to note uses; it may return the data
                 that the tree must have adopted.
             acknowledges: whether transfers may end meanwhile.
-            by: the namespace and the term of what the call uses; None if it uses nothing.
+            by: the namespace of what the call uses, and the retentions of its requests; None if it
+                uses nothing.
 
         Raises:
             ContractViolation: a rule is broken.
@@ -268,7 +269,7 @@ class Bench:
         """
         before = self.seen
         self.n_calls += 1
-        self.recency.settle(*by or (None, None))
+        self.recency.settle(*by or Using())
         if name in READS_CLOCK:
             self.read_clock()
         waited = self.engine.time_outs

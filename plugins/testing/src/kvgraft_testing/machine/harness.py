@@ -27,7 +27,7 @@ from kvgraft_testing.machine.keeping import HINTS
 from kvgraft_testing.machine.keys import Keys
 from kvgraft_testing.machine.leases import Leases
 from kvgraft_testing.machine.legality import Pressure
-from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.live import Live, Using
 from kvgraft_testing.machine.observing import Snapshot
 from kvgraft_testing.machine.pins import Pinning
 from kvgraft_testing.machine.prefetches import Fetched, Prefetches
@@ -162,7 +162,7 @@ class Harness:
             lease,
             pressure=self._touched(sequence, limit),
             uses=self._resumed(sequence, before, limit),
-            by=(namespace, term),
+            by=Using(namespace, (term,)),
         )
         asked = chunk if chunk is not None else len(tokens)
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)

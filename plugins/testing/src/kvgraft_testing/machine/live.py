@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from kvgraft.requests.request import Request
 from kvgraft.types import MatchView, PointKind
@@ -14,8 +15,13 @@ from kvgraft_testing.machine.resuming import Progress
 
 __all__ = ["Live", "Using"]
 
-Using = tuple[object, Retention | None]
-"""The namespace and the retention of data that a call uses."""
+
+class Using(NamedTuple):
+    """The namespace of data that a call uses, and the retention of each of its requests."""
+
+    namespace: object = None
+    retentions: tuple[Retention | None, ...] = ()
+
 
 Points = set[tuple[int, PointKind]]
 """Resume points, as boundary and kind."""
@@ -94,7 +100,7 @@ class Live:
     @property
     def using(self) -> Using:
         """The namespace and the retention of what its calls use."""
-        return self.namespace, self.retention
+        return Using(self.namespace, (self.retention,))
 
     @property
     def sequence(self) -> Prefix:

@@ -89,7 +89,9 @@ class Publishing:
         for component in self.model.components:
             name = component.name
             was, held = before.held[name], after.held[name]
-            gained = held.device.keys() - was.device.keys()
+            gained = offer.path & (
+                held.device.keys() - was.device.keys()
+            )  # a step has several offers
             left = offer.left[name] & gained if name in offer.left else set()
             again = offer.pages[name].keys() - gained - offer.left.get(name, set())
             recency.again(name, again, before.nodes)

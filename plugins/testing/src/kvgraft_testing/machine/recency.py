@@ -66,17 +66,19 @@ class Recency:
         self.reserved: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
         """Pages in the clean reserve, with their last use when they came there."""
 
-    def settle(self, namespace: object, retention: Retention | None) -> None:
+    def settle(self, namespace: object, retentions: Iterable[Retention | None]) -> None:
         """An operation begins: from here on its own uses are told from earlier ones.
 
-        Data that it uses gets the retention of its request, which is of that namespace.
+        Data that it uses gets the retention of its request, which is of that namespace; one of
+        theirs where it has several requests.
         """
         self._before.clear()
         self.was_s = self.now_s
-        if retention is not None:
+        asked = [each for each in retentions if each is not None]
+        if asked:
             self.clock += 1
-            self._retentions.setdefault(namespace, deque(maxlen=MOST_RETENTIONS)).append(
-                (self.clock, retention)
+            self._retentions.setdefault(namespace, deque(maxlen=MOST_RETENTIONS)).extend(
+                [(self.clock, each) for each in asked]
             )
 
     def cleared(self, gone: Mapping[object, Gone]) -> None:

@@ -76,8 +76,10 @@ class Reserving:
                 last = other.pages[-1]
                 if last in held.reserved or last not in held.device:
                     continue
-                rank = recency.last(component, "device", tier.cells_of(other, name))
-                if rank[-1] >= 0 and rank < first:
+                cells = tier.cells_of(other, name)
+                rank = recency.last(component, "device", cells)
+                may_be_left = recency.earliest(component, "device", cells)[-1] < 0
+                if not may_be_left and rank < first:
                     self.judge.fail(
                         "T7", name, f"{page} is taken into the clean reserve before {last}"
                     )

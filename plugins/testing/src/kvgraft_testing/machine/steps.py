@@ -12,7 +12,7 @@ from kvgraft_testing.machine.brute_force import ModelComponent, Prefix, needed_t
 from kvgraft_testing.machine.comparing import check_unchanged, plain
 from kvgraft_testing.machine.engines import Point
 from kvgraft_testing.machine.legality import Pressure
-from kvgraft_testing.machine.live import Live
+from kvgraft_testing.machine.live import Live, Using
 from kvgraft_testing.machine.observing import Snapshot
 from kvgraft_testing.machine.predicting import Adopted
 from kvgraft_testing.machine.publishing import Tables
@@ -162,7 +162,7 @@ class Steps:
             ask,
             pressure=Pressure(device=wanted, host=host, asks=lives[0].namespace),
             uses=opened,
-            by=lives[0].using,
+            by=Using(lives[0].namespace, tuple([live.retention for live in lives])),
         )
         bench.counts["steps of several"] += 1
         bench.counts["drafts"] += self.has_promised(form)
