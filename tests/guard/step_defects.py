@@ -113,6 +113,13 @@ def a_state_that_a_step_copies_for_another_request(put: Patch) -> None:
     steps(scene, requests, 3 * PAGE)
 
 
+@breaks("G1")
+def a_demand_without_drafts(put: Patch) -> None:
+    scene = Scene(plain=True, max_drafts=PAGE)
+    put.setattr(scene.cache.points, "draft_pages", 0)
+    decoding(scene, 1)
+
+
 @breaks("G4")
 def a_pass_with_drafts_that_goes_beyond_a_state(put: Patch) -> None:
     def all_of_them(self: Stepper, batch: Batch) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvgraft import Cache, ConfigError, Request, TokenKey
+from kvgraft import Cache, ConfigError, Outcome, Request, TokenKey
 
 from ..serving import life
 
@@ -157,6 +157,68 @@ def test_the_guard_looks_at_passes_with_drafts() -> None:
                 for chat in ended:
                     told, found = found_next(cache, chat.request)
                     assert told == found
+
+
+def boundaries(cache: Cache, key: TokenKey) -> list[int]:
+    """Every length, in whole pages, of a prefix that can be resumed from whole."""
+    found = []
+    for end in range(cache.config.page_size, key.n_tokens + 1, cache.config.page_size):
+        request = cache.begin(TokenKey([*key.tokens(0, end).tolist(), 5000]))
+        found += [end] if request.anchor_tokens == end else []
+        cache.abort(request)
+    return found
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("name", ["full + swa", "full + mamba", "swa"])
+def test_every_boundary_that_is_left_is_one_without_drafts(name: str, page_size: int) -> None:
+    """G3, I10: neither the most drafts of a cache nor those of a pass decide on boundaries."""
+    draw = random.Random(f"{name} {page_size}")
+    for seed in range(4):
+        prompt = [*range(draw.randrange(20, 150))]
+        answer, size = draw.randrange(60, 220), draw.choice((2048, 512))
+        found = []
+        for max_drafts, n_drafts in ((0, 0), (8, 0), (8, 8), (64, 3), (64, 64)):
+            with opened(SETS[name], page_size, max_drafts, device_tokens=size) as cache:
+                chat = begun(cache, prompt, answer)
+                assert chat is not None
+                key = chat.request.key
+                for ended in passes(cache, [chat], n_drafts, 0.6, random.Random(seed)):
+                    cache.finish(ended[0].request)
+                found.append(boundaries(cache, key))
+        assert found[0]
+        assert found == [found[0]] * len(found)
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("name", SETS)
+def test_a_request_that_fits_without_drafts_fits_with_them(name: str, page_size: int) -> None:
+    """G1: drafts that could never fit are promised no slots, and the passes go on without them."""
+    sizes: dict[str, Any] = {"device_tokens": 256, "host_tokens": 0}
+    answers = []
+    for max_drafts in (0, 64):
+        for answer in range(20, 300):
+            with opened(SETS[name], page_size, max_drafts, **sizes) as cache:
+                request = cache.begin(TokenKey(range(40)), reserve=answer)
+                outcome = cache.admit(request).outcome
+                if outcome is Outcome.NEVER_FITS:
+                    break
+                assert outcome is Outcome.ADMITTED
+        answers.append(answer)
+    assert answers[0] == answers[1]
+    with opened(SETS[name], page_size, 64, **sizes) as cache:
+        chat = begun(cache, [*range(40)], min(answers[0] - 1, 200))
+        assert chat is not None
+        request, refused = chat.request, 0
+        while request.computed < chat.end:
+            step = cache.step([request], n_drafts=64, n_computed=0)
+            if step.refused:
+                refused += 1
+                assert cache.step([request], n_computed=0).requests == [request]
+            request.key.extend([1])
+            cache.step([request], n_tokens=0, n_computed=1)
+        assert refused or name not in ("full", "full + swa")
+        cache.check_integrity()
 
 
 @pytest.mark.parametrize("name", SETS)

@@ -191,8 +191,7 @@ class Cache(Serving):
         self.expect_open()
         if self.tracers is not None:
             self.tracers.notify("beginning", key)
-        total = prompt + reserve + (self.config.max_drafts if reserve else 0)
-        request = Request(key, prompt, total, chunk, self.mark)
+        request = Request(key, prompt, prompt + reserve, chunk, self.mark)
         if resume_at is not None:
             request.resume_at = resume_pages(resume_at, prompt, self.tree.page_size)
         if hint is not None:
@@ -243,7 +242,7 @@ class Cache(Serving):
         key = copy(request.key)
         key.extend(tokens)
         if reserve is None:
-            reserve = max(0, request.total - self.config.max_drafts - key.n_tokens)
+            reserve = max(0, request.total - key.n_tokens)
         else:
             reserve = expect_count("fork: reserve", reserve)
         self._expect_length("fork", key.n_tokens)

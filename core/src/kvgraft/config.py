@@ -151,7 +151,7 @@ class CacheConfig(SettingsModel):
             multiple of this many tokens, rounded up to pages; it leaves the last one behind. 0
             keeps one at every page, as a cache with windows always does.
         max_drafts: most drafts of a request that one pass of the model verifies; each request that
-            decodes is promised slots for them beside its reservation (G1).
+            decodes is promised slots for them, unless it could never fit with them (G1).
         max_requests: rows of the page tables of `Cache.step`: most requests that step at a time.
             Without it the tables grow, and are then other tensors.
         max_tokens: most tokens of a request that steps; without it the tables grow as well.

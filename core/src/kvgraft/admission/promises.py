@@ -70,17 +70,9 @@ class Budget:
 
     def _ask(self, request: Request, chunk: int) -> None:
         """Note the request's demand on every component."""
-        query = new_query(
-            (
-                self.tree.page_size,
-                request.computed,
-                min(chunk, request.prompt - request.computed),
-                request.prompt,
-                request.total,
-                0,
-                len(request.checkpoints),
-            )
-        )
+        step = min(chunk, request.prompt - request.computed)
+        sizes = self.tree.page_size, request.computed, step, request.prompt, request.total
+        query = new_query((*sizes, 0, len(request.checkpoints)))
         for part, hook in zip(request.components, self._hooks):
             component = part.component
             asked = query._replace(host_slots=part.host_slots) if part.host_slots else query
@@ -91,12 +83,16 @@ class Budget:
                 demand = default_demand(component, asked)
             else:
                 self._check_demand(component, asked, demand)
-            more = self.points.draft_pages * component.slots_per_page
-            bounded = not component.is_state and not component.is_prefix_closed
-            if more and bounded and request.total > request.prompt:  # G1
+            more = (self.points.late_pages + request.draft_pages) * component.slots_per_page
+            if more and not component.is_state and request.total > request.prompt:  # G1
                 rest = self._remaining(request, part) + part.host_slots - demand.now - demand.later
                 demand = demand._replace(later=demand.later + max(0, min(more, rest)))
             part.demand = demand
+
+    def _asked(self, request: Request, chunk: int) -> tuple[Shortage, ...]:
+        """Note its demand with chunks of that length; the pools that are short of it."""
+        self._ask(request, chunk)
+        return self._shortages(request)
 
     def _check_demand(self, component: TreeComponent, query: DemandQuery, demand: Demand) -> None:
         """Refuse a component's own demand that is below the slots about to be taken (A1, A3)."""
@@ -130,25 +126,26 @@ class Budget:
         component = part.component
         if component.is_state:
             return part.demand.now + part.demand.later - part.host_slots
-        end = pages_up(request.total, self.tree.page_size) + SLACK_PAGES
+        end = pages_up(request.total, self.tree.page_size) + SLACK_PAGES + request.draft_pages
         return component.stored_between(request.allocated, end) * component.slots_per_page
 
     def decide(self, request: Request) -> Decision:
         """Whether every pool can promise the request's demand; changes nothing (A9).
 
         Points whose states could never fit are left out (I11), the state that follows a decode
-        last. The chunk is made smaller only if the full one could never fit (A6). A request that is
-        rejected nonetheless keeps its points and its chunk; the pools named are those that are too
-        small for the least it can run with. The demand decided on is kept on the request for
-        `open`.
+        last, then drafts, without which its passes go on (G1). The chunk is made smaller only if
+        the full one could never fit (A6). A request that is rejected nonetheless keeps its points
+        and its chunk; the pools named are those that are too small for the least it can run with.
+        The demand decided on is kept on the request for `open`.
         """
         #   needed <= headroom, in every pool           admitted
         #   needed + own prefix <= capacity             deferred: it fits once others have ended
-        #   else    fewer points, then no state behind the decode, then a smaller chunk (A6, I11)
+        #   else    fewer points, no state behind the decode, no drafts, a smaller chunk (A6, I11)
         #   nothing helps                               never fits (A8)
         if request.points_left_out is not None:
             request.checkpoints, request.points_left_out = list(request.points), None
         request.keeps_decoded = True
+        request.draft_pages = self.points.draft_pages if request.total > request.prompt else 0
         self._ask(request, request.chunk)
         shortages = self._shortages(request)
         if not shortages:
@@ -159,25 +156,25 @@ class Budget:
         wanted = request.checkpoints
         if wanted and self._lacks_states(never):
             self._leave_points_out(request)
-            never = self._never(request, self._shortages(request))
+            never = self._never(request, self._asked(request, request.chunk))
         if request.total > request.prompt and self._lacks_states(never):
             request.keeps_decoded = False
-            self._ask(request, request.chunk)
-            never = self._never(request, self._shortages(request))
+            never = self._never(request, self._asked(request, request.chunk))
+        if never is not None and request.draft_pages:
+            request.draft_pages = 0
+            never = self._never(request, self._asked(request, request.chunk))
         chunk = self._largest_chunk(request) if never is not None else request.chunk
         if not chunk and self.boundaries is not None and self.tree.has_state:
             chunk = self._chunk_without_points(request)
         if not chunk:
             request.checkpoints, request.keeps_decoded = [], False
-            self._ask(request, min(request.chunk, self.tree.page_size))
-            short = self._nevers(request, self._shortages(request))
-            request.checkpoints, request.points_left_out = wanted, None
-            request.keeps_decoded = True
+            least = min(request.chunk, self.tree.page_size)
+            short = self._nevers(request, self._asked(request, least))
+            request.checkpoints, request.points_left_out, request.keeps_decoded = wanted, None, True
             self._ask(request, request.chunk)
             return Decision(Outcome.NEVER_FITS, short or shortages)
         request.chunk = chunk
-        self._ask(request, chunk)
-        shortages = self._shortages(request)
+        shortages = self._asked(request, chunk)
         return Decision(Outcome.DEFERRED, shortages) if shortages else _ADMITTED
 
     def _lacks_states(self, shortage: Shortage | None) -> bool:
@@ -191,15 +188,13 @@ class Budget:
         while low < high:
             middle = (low + high) // 2
             request.checkpoints = sorted(useful[: middle + 1])
-            self._ask(request, request.chunk)
-            never = self._never(request, self._shortages(request))
+            never = self._never(request, self._asked(request, request.chunk))
             if never is not None and self._lacks_states(never):
                 request.points_left_out = LeftOut(never.component, never.needed, never.capacity)
                 high = middle
             else:
                 low = middle + 1
         request.checkpoints = sorted(useful[:low])
-        self._ask(request, request.chunk)
 
     def _chunk_without_points(self, request: Request) -> int:
         """The largest chunk that could ever fit if states of points left their memory to pages.
@@ -211,8 +206,7 @@ class Budget:
         capacity = state.component.device.capacity
         request.checkpoints, request.keeps_decoded = [], False
         request.points_left_out = LeftOut(state.component.name, needed, capacity)
-        self._ask(request, request.chunk)
-        if self._never(request, self._shortages(request)) is None:
+        if self._never(request, self._asked(request, request.chunk)) is None:
             return request.chunk
         return self._largest_chunk(request)
 
@@ -223,8 +217,7 @@ class Budget:
         best = 0
         while low <= high:
             middle = (low + high) // 2
-            self._ask(request, middle * page_size)
-            if self._never(request, self._shortages(request)) is not None:
+            if self._never(request, self._asked(request, middle * page_size)) is not None:
                 high = middle - 1
             else:
                 best, low = middle, middle + 1

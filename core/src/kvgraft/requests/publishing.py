@@ -173,13 +173,18 @@ class Publisher:
         if self.tree.has_state:
             self.states.note_boundary(request, 0 if rest else page)
         if self.points.matter and page > start // size:
-            page = self.points.reached_from(request, page)
-            pinning.slide(self.tree, request.receipt, page)
-            if request.bounded_components and end != request.total:
-                n_splits = self.tree.n_splits
-                self.leave_behind(request, page)
+            reached = self.points.reached_from(request, page)
+            pinning.slide(self.tree, request.receipt, reached)
+            if request.bounded_components:
+                n_splits, passed = self.tree.n_splits, range(page, page + (end != request.total))
+                if start >= request.prompt:
+                    # Page by page, with the promise that it has there without drafts (G3).
+                    passed = range(start // size + 1, page + (page * size != request.total))
+                for at in passed:
+                    ahead = at + 1 + request.draft_pages - request.allocated
+                    self.leave_behind(request, self.points.reached_from(request, at), ahead)
                 if self.tree.n_splits != n_splits:  # part of a node may be behind the reach now
-                    pinning.slide(self.tree, request.receipt, page)
+                    pinning.slide(self.tree, request.receipt, reached)
 
     def checkpoint(self, request: Request, *, keep_slots: bool = False) -> bool:
         """Share the request's data, and go on; False where that changes nothing (I5, I6, N1)."""
@@ -246,7 +251,7 @@ class Publisher:
             page = matching.match(self.tree, request.key, page).anchor
         return page
 
-    def leave_behind(self, request: Request, page: int, ahead: int = 1) -> None:
+    def leave_behind(self, request: Request, page: int, ahead: int) -> None:
         """Hand the tree the pages that bounded reaches at boundary `page` no longer cover (I9).
 
         It is nobody's there: it costs no promise, and pages for new tokens are taken of it first.

@@ -83,6 +83,7 @@ class Request:
         prompt: prompt length.
         total: prompt plus the decode tokens reserved for.
         chunk: largest prefill step.
+        draft_pages: pages for drafts that it is promised; 0 where they could never fit.
         computed: tokens whose data exists.
         allocated: pages with slots.
         anchor_tokens: length of the prefix it resumes from.
@@ -144,6 +145,7 @@ class Request:
         "deferrals_left",
         "deferred",
         "device_tokens",
+        "draft_pages",
         "fetched",
         "hint",
         "keeps_decoded",
@@ -188,6 +190,7 @@ class Request:
         self.prompt = prompt
         self.total = total
         self.chunk = chunk
+        self.draft_pages = 0
         self.fetched = NOTHING_FETCHED
         self.resume_at: tuple[int, ...] = ()
         self.skipped = NO_POINTS

@@ -74,7 +74,7 @@ class ResumePoints:
         state_spacing: pages between states that are left behind at the ends of chunks.
         decode_pages: while decoding, states are kept at multiples of this many pages.
         late_pages: how many pages behind its window a decode keeps until the next state, at most.
-        draft_pages: those and pages for drafts, whose slots are taken before its window moves.
+        draft_pages: pages of the drafts of a pass, at most.
     """
 
     def __init__(self, tree: Tree, mounted: Sequence[Mounted], config: CacheConfig) -> None:
@@ -100,7 +100,7 @@ class ResumePoints:
             decode_tokens = min(decode_tokens, DRAFTED_TOKENS) if max_drafts and states else 0
         self.decode_pages = max(1, -(-decode_tokens // tree.page_size))
         self.late_pages = 0 if states == bounded else self.decode_pages - 1
-        self.draft_pages = self.late_pages + -(-max_drafts // tree.page_size)
+        self.draft_pages = -(-max_drafts // tree.page_size)
         self.state_spacing = _pages_for(states, nbytes, per_page)
         # However few bytes a state takes: the grid leaves most slots to the other points.
         base_pages = base.device.capacity / base.slots_per_page

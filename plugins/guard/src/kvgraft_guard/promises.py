@@ -93,9 +93,12 @@ class Promises:
                 pages = self._peak(request, component)
                 if pages is None:
                     continue
+                alone = pages * component.slots_per_page
+                last = -(-request.total // self.tree.page_size) + 1
+                pages += component.stored_between(last, last + request.draft_pages)
                 least = pages * component.slots_per_page
-                most = (pages + SPARE_PAGES) * component.slots_per_page
-                rule = "A1"
+                most = least + SPARE_PAGES * component.slots_per_page
+                rule = "G1" if alone <= total < least else "A1"
                 if not component.is_prefix_closed:
                     most = max(most, total)  # how uneven chunks may be is rule A4's, see admission
             if not least <= total <= most:
@@ -107,6 +110,35 @@ class Promises:
                     f"{request.chunk}: its life takes {least} slots, slack included, {most} would "
                     "do",
                 )
+
+        self._check_drafts(request)
+
+    def _check_drafts(self, request: Request) -> None:
+        """Pages for drafts are among its demand, or could never fit (G1)."""
+        drafts = self.cache.config.max_drafts if request.total > request.prompt else 0
+        pages, given = -(-drafts // self.tree.page_size), request.draft_pages
+        if given == pages or self.cache.arenas is not None:
+            return
+        whole = request.chunk >= request.prompt - request.computed  # a smaller one needs less
+        if given or (whole and not self._never_fit(request, pages)):
+            raise ContractViolation(
+                "G1",
+                None,
+                f"the request of {request.prompt} tokens has {given} pages for drafts in its "
+                f"demand, passes of {drafts} drafts take {pages}",
+            )
+
+    def _never_fit(self, request: Request, pages: int) -> bool:
+        """Whether so many pages beside its demand are more than a pool could ever have for it."""
+        short = []
+        for part in request.components:
+            name, load = part.component.name, part.host_slots
+            if not part.component.is_state:
+                more = part.demand.now + part.demand.later + pages * part.component.slots_per_page
+                short.append(Shortage(name, "device", more, 0, most_for(part.account.ledger)))
+                if (host := part.host_account) is not None:
+                    short.append(Shortage(name, "host", more - load, 0, most_for(host.ledger)))
+        return any(self._never(request, each) for each in short)
 
     def _peak(self, request: Request, component: TreeComponent) -> int | None:
         """Most pages of its own it holds at a time, from here to the end of its reservation.
@@ -350,11 +382,11 @@ class Promises:
         """
         position, end = request.computed, request.computed + n_tokens
         size = self.tree.page_size
-        promised = end <= request.total and (
+        drafts = self.cache.config.max_drafts if request.draft_pages else 0
+        promised = end <= request.total + drafts and (
             n_tokens <= request.chunk
             if position < request.prompt
-            else position // size >= (end - 1) // size
-            or n_tokens <= 1 + self.cache.config.max_drafts
+            else position // size >= (end - 1) // size or n_tokens <= 1 + drafts
         )
         if not promised or (position < request.prompt < end):
             self._beyond.add(id(request))

@@ -162,7 +162,8 @@ class Running:
             return True
         if request.computed < request.prompt:
             return n_tokens <= request.chunk and end <= request.prompt
-        return end <= request.total and pages <= 1
+        drafts = self.watched.cache.config.max_drafts if request.draft_pages else 0
+        return end <= request.total + drafts and pages <= 1
 
     def _refused(self, request: Request, what: str) -> ContractViolation:
         """Say which pool could not give slots promised to an admitted request (A7)."""

@@ -48,8 +48,6 @@ NUMBERS = (
     "draft_edits",
     "next_event_tokens",
     "promised",
-    "low_pages",
-    "behind",
 )
 """Arrays of `Rows` with a number for each row."""
 
@@ -101,8 +99,6 @@ class Rows:
         draft_edits: the key's edits when it held the last step's drafts; below 0 if it did not.
         next_event_tokens: up to this many, a request's tokens are only counted.
         promised: up to this many pages its slots are promised.
-        low_pages: from this many pages on, and
-        behind: from this many tokens on: pages behind its reaches make room for the next ones.
         tracks: whether its states are kept at every page boundary.
         slides: whether its pins are loosened as it goes on.
         held_from: the first page that a request holds, per component, by its index.
@@ -126,7 +122,7 @@ class Rows:
         self.stale: set[int] = set()
         self.cuts: dict[int, int] = {}
         self.length = self.allocated = self.given = self.draft_edits = NO_PLACES
-        self.next_event_tokens = self.promised = self.low_pages = self.behind = self.length
+        self.next_event_tokens = self.promised = self.length
         self.tracks = self.slides = np.zeros(0, np.bool_)
         self.held_from = [self.length] * len(tree.components)
         self._known: tuple[tuple[Request, ...], Ints] | None = None
@@ -361,16 +357,14 @@ class EvictFirstSchedule(NamedTuple):
 
     Attributes:
         page: at this boundary at the latest.
-        behind: from this boundary on, some are behind its reaches.
-        low_pages: they are handed over once so many pages have slots: no more are promised.
+        low: from this boundary on, because no more pages are promised.
     """
 
     page: int
-    behind: int
-    low_pages: int
+    low: int
 
 
-NO_EVICT_FIRST = EvictFirstSchedule(NO_PAGE, NO_PAGE, NO_PAGE)
+NO_EVICT_FIRST = EvictFirstSchedule(NO_PAGE, NO_PAGE)
 """Where every page is needed."""
 
 
@@ -391,7 +385,8 @@ def evict_first_schedule(request: Request, following: int, size: int) -> EvictFi
         else:
             page = min(page, first + window + collects)
             behind = min(behind, first + window + 1)
-    return EvictFirstSchedule(page, behind, request.allocated + max(0, pages))
+    low = request.allocated + max(0, pages) - request.draft_pages
+    return EvictFirstSchedule(page, max(behind, low))
 
 
 def slides_from(tree: Tree, receipt: Receipt, following: int) -> int:

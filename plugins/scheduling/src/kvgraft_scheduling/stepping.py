@@ -282,13 +282,10 @@ class Stepper:
             self._expect_at_end(batch)
             batch.tokens = tokens
         if batch.n_tokens:
-            widths: Any = batch.n_tokens
             if batch.n_drafts and self.tree.has_state:
-                # A pass with drafts ends where a state is kept (G4).
-                left = self.state_tokens - batch.length % self.state_tokens
-                if np.count_nonzero(left < widths):
-                    batch.widths = widths = np.minimum(left, widths)
-            until = batch.length + (widths + (size - 1))
+                batch.widths = self._up_to_states(batch)
+            most = batch.n_tokens if batch.widths is None else batch.widths
+            until = batch.length + (most + (size - 1))
             batch.end = np.maximum(until // size, batch.first)
         else:
             batch.end = batch.first
@@ -305,6 +302,13 @@ class Stepper:
                     f"{rows.most_pages * size}; end it, or open the cache with more"
                 )
             rows.room_for(0, n_pages)
+
+    def _up_to_states(self, batch: Batch) -> Ints | None:
+        """Tokens of passes with drafts: each ends where a state is kept (G4); None for all."""
+        left = self.state_tokens - batch.length % self.state_tokens
+        if not np.count_nonzero(left < batch.n_tokens):
+            return None
+        return np.minimum(left, batch.n_tokens)
 
     def _expect_at_end(self, batch: Batch) -> None:
         """Refuse tokens for a key that ends elsewhere than its computed ones (T11)."""
@@ -343,12 +347,9 @@ class Stepper:
             rows.next_event_tokens[sliding] = np.minimum(rows.next_event_tokens[sliding], next_page)
         #   fast while   length < next_event_tokens       a boundary that matters is ahead
         #          and   end <= promised                  its pages are promised
-        #          and   first < low_pages, or            enough is promised to go on
-        #                length < behind                  nothing is behind its reaches
         slow = batch.length >= rows.next_event_tokens[at]
         if batch.n_tokens:
             slow |= batch.end > rows.promised[at]
-        slow |= (batch.first >= rows.low_pages[at]) & (batch.length >= rows.behind[at])
         if self.tree.has_state and not batch.n_tokens:
             # Its states are due, and kept when it goes on.
             slow |= rows.tracks[at] & (batch.length % self.state_tokens == 0)
@@ -651,9 +652,8 @@ class Stepper:
             found[:, 1],
             found[:, 2],
         )
-        rows.low_pages[at], rows.tracks[at], rows.slides[at] = found[:, 3], found[:, 4], found[:, 5]
-        size = self.tree.page_size
-        rows.behind[at], rows.next_event_tokens[at] = found[:, 6] * size, found[:, 7] * size
+        rows.tracks[at], rows.slides[at] = found[:, 3], found[:, 4]
+        rows.next_event_tokens[at] = found[:, 5] * self.tree.page_size
         rows.write_entered()
 
     def _look_at(self, request: Request, batch: Batch) -> tuple[int, ...]:
@@ -681,11 +681,9 @@ class Stepper:
             request.computed,
             request.allocated,
             self._promised(request),
-            evict_first.low_pages,
             self.tree.has_state and request.total > request.prompt,
             slides < NO_PAGE,
-            evict_first.behind,
-            min(self._next_event_page(request, following), due),
+            min(self._next_event_page(request, following), due, evict_first.low),
         )
 
     def _promised(self, request: Request) -> int:

@@ -34,7 +34,7 @@ class Admissions:
         """
         request, name, size = live.request, live.name, self.model.page_size
         free = (
-            {"chunk", "checkpoints", "points_left_out", "keeps_decoded"}
+            {"chunk", "checkpoints", "points_left_out", "keeps_decoded", "draft_pages"}
             if pinned is not None
             else set(LEASE)
         )
@@ -69,6 +69,7 @@ class Admissions:
                 said = f"{demand}, {live.name} takes {least} states"
                 self.judge.fail("A10", component.name, said)
         self._give_up(live, kept)
+        self._check_drafts(live)
         chunk = request.chunk
         self.judge.expect(chunk >= 1, "A6", None, lambda: f"a chunk of {chunk} tokens")
         if chunk < min(live.chunk, live.prompt - live.computed):
@@ -126,6 +127,30 @@ class Admissions:
             None,
             lambda: f"{live.name} keeps points {points} and captures states at {kept}",
         )
+
+    def _check_drafts(self, live: Live) -> None:
+        """A request that decodes is promised pages for drafts, unless they could never fit (G1)."""
+        request, bench = live.request, self.bench
+        pages = -(-bench.sizes.max_drafts // self.model.page_size) if live.reserve else 0
+        fits = request.chunk == live.chunk and self.cache.arenas is None
+        if request.draft_pages or not fits:
+            pages = min(pages, request.draft_pages)
+        elif pages:
+            # Its own pages, and those of its prefix that it pins.
+            needs = {
+                part.component.name: part.demand.now + part.demand.later
+                for part in request.components
+            }
+            lacking = [
+                each.name
+                for each in bench.paged
+                for tier in (("device", "host") if each.home_is_host else ("device",))
+                if needs[each.name] + (pages + live.anchor) * each.slots_per_page
+                > bench.seen.ceiling(each.name, tier, live.namespace)
+            ]
+            pages = 0 if lacking else pages
+        said = f"{live.name} is promised {request.draft_pages} pages for drafts, not {pages}"
+        self.judge.expect(request.draft_pages == pages, "G1", None, lambda: said)
 
     def alone(self, live: Live) -> Outcome:
         """The answer of an empty cache of the same configuration to the request."""

@@ -209,7 +209,10 @@ def check_accounts(
                 judge.fail("I12", name, said)
             continue
         most = sum(
-            max(0, -(-request.total // model.page_size) - request.allocated + 1)
+            max(
+                0,
+                -(-request.total // model.page_size) + 1 + request.draft_pages - request.allocated,
+            )
             * component.slots_per_page
             + (0 if request.load_started else request.components[index].host_slots)
             for request in admitted

@@ -24,7 +24,7 @@ LEASE = frozenset(
         *("receipt", "limited", "anchor_tokens", "device_tokens", "storage_tokens", "computed"),
         *("allocated", "host_slots", "waits", "checkpoints", "chunk", "points", "cached"),
         *("left", "last_point", "last_left", "published", "points_left_out", "root"),
-        "keeps_decoded",
+        *("keeps_decoded", "draft_pages"),
     }
 )
 """Fields of a request that a new match sets."""

@@ -358,8 +358,7 @@ class Harness:
         bench.trace.call(f"restart {live.name}")
         live.found_again()
         live.prompt = max(live.prompt, len(live.tuple))
-        drafts = self.bench.sizes.max_drafts
-        live.reserve = max(live.reserve, request.total - drafts - live.prompt, 0)
+        live.reserve = max(live.reserve, request.total - live.prompt, 0)
         before = bench.seen
         limit = self.leases.limit(live.prompt)
         if request.load_failed:
@@ -376,7 +375,7 @@ class Harness:
             uses=self._resumed(live.sequence, before, limit),
             by=live.using,
         )
-        live.reserve = max(request.total - drafts - live.prompt, 0)
+        live.reserve = max(request.total - live.prompt, 0)
         live.chunk = request.chunk
         live.leased(size)
         self._tell_lease(live)
@@ -455,11 +454,14 @@ class Harness:
         form = Form(width, min(accepted, width))
         lives: list[Live] = []
         n_steps = len(tokens)
-        ahead = self.bench.sizes.max_drafts if self.steps.has_promised(form) else 0
+        promised = self.steps.has_promised(form)
+        ahead = self.bench.sizes.max_drafts if promised else 0
         for live in self.live:
             runs = live.admitted and live.loaded and not live.waiting and not live.standing
             if not runs or not live.prompt <= live.computed == len(live.tuple):
                 continue
+            if promised and not live.request.draft_pages:
+                continue  # they could never fit
             n_left = live.prompt + live.reserve - live.computed
             n_own = form.n_steps(n_left + ahead) if n_left > 0 else 0
             if n_own and all(self._apart(live, other) for other in lives):
