@@ -67,6 +67,18 @@ def full(directory: Path) -> FileBackend:
     return backend
 
 
+def test_a_process_that_was_behind_writes_over_what_all_processes_used_least(
+    tmp_path: Path,
+) -> None:
+    """It opened the store before the uses of its first records were written down."""
+    first, behind = full(tmp_path), opened(tmp_path)
+    assert store(first, [N_RECORDS]) == [OK]
+    first.close()
+    assert store(opened(tmp_path), [N_RECORDS + 1]) == [OK]
+    assert store(behind, [N_RECORDS + 2]) == [OK]
+    assert {N_RECORDS, N_RECORDS + 1, N_RECORDS + 2} <= kept(opened(tmp_path))
+
+
 CALLS = st.lists(
     st.tuples(
         st.sampled_from(["store", "touch", "exists", "get"]),

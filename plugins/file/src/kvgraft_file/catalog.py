@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,12 @@ from kvgraft_file.transfer import is_whole
 from kvgraft_storage import BLOCK_NBYTES, Change, EventLog
 
 __all__ = ["Catalog", "Entry"]
+
+PLACES_TRIED = 256
+"""Places that are looked at for one that can be written over."""
+
+LOOKED_UP = 8
+"""The part of a shelf that is looked up at once where another process used a place of it."""
 
 NOTED = 8192
 NOTED_NS = 1_000_000_000
@@ -138,10 +145,46 @@ class Catalog:
         """
         self._sorted = True
         for shelf in self.shelves.values():
-            order = sorted(shelf, key=lambda place: (place.used, -place.offset))
-            for place in order:
-                shelf.move_to_end(place)
+            order = self._put_in_order(shelf)
             self.hints.begin_behind(order[-1].used if order else 0)
+
+    def _put_in_order(self, shelf: OrderedDict[Entry, None]) -> list[Entry]:
+        def rank(place: Entry) -> tuple[int, int]:
+            is_copy = bool(place.key) and self.entries.get(place.key) is not place
+            return 0 if is_copy else place.used, -place.offset
+
+        order = sorted(shelf, key=rank)
+        for place in order:
+            shelf.move_to_end(place)
+        return order
+
+    def next_ones(self, size: int) -> Iterator[Entry]:
+        """Some places of a size, the one to write over first in front; others' uses count, too.
+
+        Where one was used by another process meanwhile, a part of the shelf is looked up before it
+        is put in order: so orders are as rare as places are many.
+        """
+        shelf = self.shelves.get(size, OrderedDict[Entry, None]())
+        left, is_sure = list(islice(shelf, PLACES_TRIED)), False
+        while left:
+            place = left.pop(0)
+            if place not in shelf:
+                continue  # its segment was dropped
+            if is_sure or not self._was_used(place):
+                yield place
+                continue
+            for other in islice(shelf, max(PLACES_TRIED, len(shelf) // LOOKED_UP)):
+                self._was_used(other)
+            self._put_in_order(shelf)
+            left, is_sure = list(islice(shelf, PLACES_TRIED)), True
+
+    def _was_used(self, place: Entry) -> bool:
+        """Whether another process used a place since this one knows; then it does now."""
+        used = self.hints.last_use(place.key) if place.key else 0
+        if used <= place.used:
+            return False
+        place.used = used
+        return True
 
     def sizes(self) -> dict[int, int]:
         """Bytes that count against the capacity, by segment: at most its declared length."""
@@ -264,6 +307,7 @@ class Catalog:
         """Let an empty place be the last one that is written over, unless it was dropped."""
         shelf = self.shelves[place.size]
         if place in shelf:
+            place.used = self.hints.now()
             shelf.move_to_end(place)
 
     def in_holes(self, size: int) -> Iterator[Entry]:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import NamedTuple
 
 from kvgraft import ConfigError
@@ -25,9 +25,6 @@ __all__ = ["Writer"]
 
 CLAIMED_AT_ONCE = 8
 """Segments locked at a time to make room: each takes a file descriptor."""
-
-PLACES_TRIED = 256
-"""Places that are looked at for one that can be written over."""
 
 REPLACED_AT_ONCE_NBYTES = 16 << 20
 """Bytes of records that wait to be written over others."""
@@ -278,16 +275,7 @@ class Writer:
         for place in catalog.in_holes(size):
             if self._hold(place) and self._make(place):
                 return self._taken(place)
-        shelf, hints = catalog.shelves.get(size), catalog.hints
-        if not shelf:
-            return None
-        for place in list(islice(shelf, PLACES_TRIED)):
-            if place not in shelf:
-                continue  # its segment was dropped
-            if place.key and (used := hints.last_use(place.key)) > place.used:
-                place.used = used  # by another process
-                shelf.move_to_end(place)
-                continue
+        for place in catalog.next_ones(size):
             if self._hold(place):
                 self._counters.add("evicted", int(bool(place.key)))
                 catalog.take_place(place)
