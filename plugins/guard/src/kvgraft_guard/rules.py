@@ -17,7 +17,7 @@ GUARDED: dict[str, str] = {
     "T6": "Pins are not negative, the base's at least any contained one's; by every full check.",
     "T7": "The candidate of the lowest rank goes first; candidates equal their definition.",
     "T8": "Every ledger balances after every operation; it equals the tree at every full check.",
-    "T9": "A request's slots change only in its own operations, and an engine is told those; one "
+    "T9": "A request's slots change only in its own operations, and its tables name those; one "
     "owner by every full check.",
     "T10": "A split cuts the node's data and keeps the rest; transfers are shared out.",
     "T11": "A match is anchored in its own namespace's tree; a key is of one running request, and "
