@@ -52,7 +52,7 @@ def test_the_reference_reads_in_the_repository_as_on_the_site() -> None:
     assert "\n- `page_size`: tokens per page.\n" in settings
     assert "\n- `WRITE_THROUGH`: At the first touch: as soon as it is in the tree.\n" in settings
     calls = (REFERENCE / "cache.md").read_text(encoding="utf-8")
-    assert "### `Cache.poll`\n\n```\npoll() -> int\n```\n\nTake in transfers" in calls
+    assert "### `Cache.poll`\n\n```\npoll() -> int\n```\n\nProcess transfers" in calls
 
 
 def test_the_drawings_are_up_to_date() -> None:

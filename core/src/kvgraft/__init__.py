@@ -3,8 +3,8 @@
 kvgraft is a hierarchical KV cache for serving language models that mix kinds of attention. An
 engine opens a `Cache`; each kind of attention is a component package found by its entry point.
 
-Importing this package imports neither torch nor the tree: stores are of use without them. The
-names below that need them load them on first use.
+Importing this package imports neither torch nor the tree: stores work without them. The names below
+that need them load them on first use.
 """
 
 from __future__ import annotations

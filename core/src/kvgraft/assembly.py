@@ -49,8 +49,8 @@ Given = ParamSpec("Given")
 class PartsFactory:
     """The parts of a cache as they are.
 
-    A subclass makes parts of its own; they keep the promises of those they stand for. For most it
-    only says of which class they are (`kind`), and sees them made (`make`).
+    A subclass makes parts of its own; they keep the promises of those they replace. For most parts
+    it only chooses the class (`kind`), and may wrap the making (`make`).
 
     Args:
         config: the cache's settings.
@@ -71,7 +71,7 @@ class PartsFactory:
     def runtime(self) -> DeviceRuntime | None:
         """The device of the pools and of copies; None for torch's memory and worker threads.
 
-        Another may be set before the cache is built, a simulated one with a schedule of its own.
+        Set another one before the cache is built, such as a simulated one with its own schedule.
         """
         name = self.config.device
         if name == SIMULATED:
@@ -177,7 +177,7 @@ class PartsFactory:
         return arenas(config, tree, mounted, evictor, journal, requests)
 
     def recorder(self, tree: Tree, ended: Callable[[], object]) -> Recorder:
-        """Makes events of the tree's changes, once somebody asks for some."""
+        """Makes events of the tree's changes, once a reader opens a stream."""
         recorder: Callable[..., Recorder] = load_part("events")
         return recorder(tree, ended)
 
@@ -188,9 +188,9 @@ class PartsFactory:
 
 
 def parts_of(config: CacheConfig) -> PartsFactory:
-    """The parts that the settings ask for: as they are, or the guard's.
+    """The parts for some settings: the plain ones, or the guard's.
 
-    The one place that names the guard; it is loaded where it is switched on.
+    Only this function names the guard, which is loaded if it is switched on.
     """
     if config.guard is GuardMode.OFF:
         return PartsFactory(config)
@@ -206,13 +206,13 @@ def mount_all(
 ) -> list[Mounted]:
     """The configured components, built, in the tree's order.
 
-    Their pools are built first and take memory once it is known that all fit.
+    Their pools are built first and take memory once all are known to fit.
 
     Args:
         config: names the components, as `package` or `package@label`.
         plugins: packages used instead of installed ones of the same name.
         available: says how much memory there is.
-        parts: names the wrappers around the components' hooks; by default there are none.
+        parts: gives the wrappers around the components' hooks; by default there are none.
 
     Raises:
         ConfigError: a component that is not installed, an empty label, or pools larger than the

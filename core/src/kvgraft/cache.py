@@ -64,7 +64,7 @@ EVENTS = 65_536
 class Cache(Serving):
     """One prefix tree over the pools of the installed components.
 
-    Its parts are chosen when it opens, by `parts`; calls do not look for one that is set later.
+    `parts` chooses its parts when it opens; setting one later has no effect.
 
     Args:
         config: settings; every component it names must be installed or given in `plugins`.
@@ -109,7 +109,7 @@ class Cache(Serving):
     ) -> Cache:
         """A cache from plain values: `Cache.open(["full"], device_tokens=1_000_000)`.
 
-        Raises `ConfigError` for a setting that is missing, unknown or impossible, named.
+        Raises `ConfigError`, which names a setting that is missing, unknown or impossible.
         """
         config = parse_config({"components": components, **settings})
         return cls(config, transfers=transfers, clock=clock)
@@ -164,15 +164,15 @@ class Cache(Serving):
                 are given up.
             resume_at: tokens of the prompt after which others will go on differently: the end of a
                 system prompt, of a document. They are resume points, rounded down to pages (I10).
-            hint: whether the sequence comes back, as in `finish`, where it is known by now: "over"
+            hint: whether the sequence comes back, as in `finish`, if that is known already: "over"
                 for the only request of a batch job. It holds unless `finish` gives another.
             max_deferrals: how many calls of `admit` may defer it while a running request computes
-                pages that it would resume from (`Request.pending`); by default it computes them,
+                pages that it could resume from (`Request.pending`); by default it computes them,
                 too.
             priority: of the data that it uses and computes, from -8 to 8, 0 by default: data of a
                 lower one leaves first. The last use of data decides.
-            ttl_s: its data leaves before all other once so many seconds of the cache's clock have
-                passed since it began, and since its end; with 0 from its end on.
+            ttl_s: its data expires so many seconds of the cache's clock after it began, and anew
+                after its end; with 0 at its end. Expired data leaves before all other.
 
         Raises:
             ConfigError: no `TokenKey`, an empty one or one longer than `max_tokens`, a negative
@@ -214,17 +214,16 @@ class Cache(Serving):
             )
 
     def fork(self, request: Request, tokens: Tokens = (), *, reserve: int | None = None) -> Request:
-        """Begin a request that goes on from a running one, on a key of its own: for n > 1.
+        """Begin a request that continues a running one, on a key of its own: for n > 1.
 
-        What the running one has computed is shared first, as by `checkpoint`, so its tables may
-        name other slots afterwards. The new request resumes there: it computes what lies behind
-        the last boundary that could be shared, and its states are copies (M8). Admit it as any
-        other.
+        The running request's data is shared first, as by `checkpoint`, so its tables may name other
+        slots afterwards. The new request resumes there: it computes the tokens behind the last
+        boundary that could be shared, and its states are copies (M8). Admit it like any other.
 
         Args:
             request: an admitted one, usually at the end of its prompt.
-            tokens: the new request's own, behind the tokens that the other's key has so far: the
-                one that it samples first.
+            tokens: the new request's own, behind the tokens of the other's key so far: the token
+                that it samples first.
             reserve: decode tokens to keep slots for; by default as many as the other has left.
 
         Returns:
@@ -301,7 +300,7 @@ class Cache(Serving):
     def explain(self, key: TokenKey, prefetch: Prefetch | None = None) -> Any:
         """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
 
-        Beside the resume points on the way it names kinds of which points were skipped in this
+        It also lists the resume points on the way, the kinds of points that were skipped in this
         cache, with the reason of the last one (I11), and how many were evicted or cleared.
 
         Returns:
@@ -327,9 +326,9 @@ class Cache(Serving):
     ) -> Step:
         """Take running requests from one pass of the model to the next, all together.
 
-        For each of them: `computed` with the tokens that the last step gave slots to, `allocate`,
-        and where that has room `key.extend` with its new tokens. A request gets the slots of all
-        components, or is among `refused` with its key as it was; its last tokens are noted.
+        For each of them it does `computed` with the tokens that the last step gave slots to,
+        `allocate`, and if there is room `key.extend` with its new tokens. A request gets the slots
+        of all components, or is among `refused` with its key unchanged; its last tokens are noted.
 
         A request has a row in the tables of `table_rows` from its first step until it ends or
         restarts. Other calls may be made with it between two steps. Cost: array operations over all
@@ -342,18 +341,17 @@ class Cache(Serving):
                 `[n_requests, n]`: an array or a tensor on the CPU, as sampled in the last pass.
                 None where the engine extends the keys itself, then or later (see `computed`). Each
                 key ends at the tokens computed so far, those of the last pass included.
-            n_tokens: tokens of the next pass, for each request; 0 after the last pass, to note
-                alone what was computed.
-            n_drafts: drafts that the pass verifies behind its token, at most `max_drafts`. It takes
-                fewer of a request whose state is to be kept before: see `Step.n_tokens` (G4).
+            n_tokens: tokens of the next pass, for each request; 0 after the last pass, to note only
+                its computed tokens.
+            n_drafts: drafts that the pass verifies behind its token, at most `max_drafts`; fewer
+                for a request whose state is to be kept before: see `Step.n_tokens` (G4).
             n_computed: tokens of the last step whose data exists, one number or one per request; by
                 default all. Fewer where drafts were rejected.
             fence: when that data exists, as in `computed`.
 
         Raises:
-            ConfigError: tokens that a key refuses, numbers that are none, or more requests or
-                tokens than `max_requests` and `max_tokens`, or a fence that is none; nothing has
-                changed.
+            ConfigError: tokens that a key refuses, arguments of wrong types, or more requests or
+                tokens than `max_requests` and `max_tokens`; nothing has changed.
             LeaseError: a request that is not admitted or not loaded back, or is there twice, or
                 more computed tokens than its last step had, or tokens for a key that ends
                 elsewhere: its prompt is not computed, or it was extended; nothing has changed.
@@ -375,8 +373,8 @@ class Cache(Serving):
         """The page table of a paged component for all running requests.
 
         Int32 `[max_requests, max_pages * slots_per_page]` on the CPU, in page-locked memory where
-        the cache is on CUDA. `step` writes the entries that change, in place. Row `request.row` is
-        what `table` says of that request, as of its last step; behind its pages entries have no
+        the cache is on CUDA. `step` writes the entries that change, in place. Row `request.row`
+        equals `table` of that request, as of its last step; entries behind its pages have no
         meaning. Without `max_requests` and `max_tokens` it grows, and is then another tensor: read
         it after every step.
 
@@ -421,13 +419,13 @@ class Cache(Serving):
     # -- transfers, checks, the end
 
     def poll(self) -> int:
-        """Take in transfers that ended; call once per scheduler step. Never waits.
+        """Process transfers that ended; call once per scheduler step. Never waits.
 
-        Under write-back it begins the copies of the data that is to leave DEVICE next (E4).
+        Under write-back it begins the copies of the data that will leave DEVICE next (E4).
 
-        With one budget for several pools (`device_memory`), slots may move here, and only here and
-        in `move_memory`: call it between two steps of the model, and read tables and state slots
-        after it. What it evicts for that may wait for copies under write-back.
+        With one budget for several pools (`device_memory`), slots may move here and in
+        `move_memory`, nowhere else: call it between two steps of the model, and read tables and
+        state slots after it. Under write-back, evictions for that may wait for copies.
         """
         ended = self.journal.poll()
         if self.arenas is not None:
@@ -451,7 +449,7 @@ class Cache(Serving):
     def drain(self) -> bool:
         """Wait for transfers in flight, at most the configured time per tier; whether all ended.
 
-        A prefetch that waits for room on HOST has not ended, and is not waited for.
+        It does not wait for a prefetch that waits for room on HOST.
         """
         ended = self.journal.drain(self.config.transfer_timeout_s)
         if self.storage:
@@ -466,8 +464,8 @@ class Cache(Serving):
 
         For engines on asyncio: await it on the scheduler's thread. It polls the cache, at growing
         pauses of at most 10 ms, and starts no thread. Any number may wait at once, the loop may
-        poll as well, and a wait that is cancelled changes nothing. Afterwards `awaited.ready` is
-        true, also of a load-back that failed: look at `request.load_failed`.
+        poll as well, and a cancelled wait changes nothing. Afterwards `awaited.ready` is true, even
+        if a load-back failed: check `request.load_failed`.
 
         Args:
             awaited: a request after `load_back`, or a prefetch of this cache.
@@ -494,12 +492,12 @@ class Cache(Serving):
     def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> bool:
         """Move an extent of a tier's budget from one component's pool to another's (K7).
 
-        It is done at once, or at the end of transfers that use its slots, as `poll` takes them in.
-        Tables and state slots that were read before are of no use afterwards.
+        It moves at once, or when `poll` processes the end of transfers that use its slots. Tables
+        and state slots that were read before are invalid afterwards.
 
         Returns:
-            Whether it moves: not if promised slots would lack, the pool has no other extent, or
-            another one is on its way.
+            Whether it moves: not if promised slots would be missing, the pool has no other extent,
+            or another one is on its way.
 
         Raises:
             ConfigError: the components do not share a budget on that tier.
@@ -523,8 +521,9 @@ class Cache(Serving):
     def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> Any:
         """Keep the cached part of a prefix, such as a system prompt, until it is unpinned (K6).
 
-        A part that is not cached is not pinned, and not later either: `Pin.tokens` says how far it
-        goes. So pin a prefix after a request that computed it finished, or was checkpointed.
+        A part that is not cached is not pinned, not even when it is computed later: `Pin.tokens` is
+        the length of the pinned part. So pin a prefix after a request that computed it has
+        finished, or was checkpointed.
 
         Args:
             key: the prefix; a last page that is not full is left out.
@@ -571,18 +570,18 @@ class Cache(Serving):
     def clear(self, namespace: object = Namespaces.ALL) -> Any:
         """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
 
-        No request finds it from now on: after new weights were loaded, none resumes from the old
+        No request hits it from now on: after new weights were loaded, none resumes from the old
         ones' data. Data without a holder is freed in parts of some tens of nodes: the first at
         once, another in each `poll`, the rest in `drain`; requests that need room take it there
         first. Data that a request, a pin or a copy holds is freed at a `poll` after that ends.
-        Admitted requests go on with what they have and share nothing: to compute them anew,
-        `retract` them first. Requests begun and not admitted are matched again at admission.
-        Prefetches under way end, and so do pins. STORAGE keeps its data, and a later prefetch
-        brings it back: `storage.clear()` removes it there. O(namespaces + requests + pins);
-        O(nodes) where events are read.
+        Admitted requests go on with their data and share nothing: to compute them again, `retract`
+        them first. Requests begun and not admitted are matched again at admission. Prefetches under
+        way end, and so do pins. STORAGE keeps its data, and a later prefetch brings it back:
+        `storage.clear()` removes it there. O(namespaces + requests + pins); O(nodes) where events
+        are read.
 
         Args:
-            namespace: clear this one alone. None is the namespace of keys without any.
+            namespace: clear only this one. None is the namespace of keys without any.
 
         Returns:
             A `kvgraft_retention.ClearStats`.
@@ -595,11 +594,10 @@ class Cache(Serving):
         return load_part("clear")(self, namespace)
 
     def stats(self) -> CacheStats:
-        """Everything counted since the cache was opened, and who owns its slots now.
+        """All counts since the cache was opened, and the owners of its slots now.
 
-        A copy, from counters and ledgers alone: O(components + pins). It waits for nothing. Another
-        thread than the scheduler's may call it, too; its numbers are then of moments that are not
-        quite the same.
+        A copy of counters and ledgers: O(components + pins). It waits for nothing. Another thread
+        than the scheduler's may call it, too; its numbers are then not all of the same moment.
         """
         hits, publisher, leases = self.hits, self.publisher, self.leases
         return CacheStats(
@@ -643,8 +641,8 @@ class Cache(Serving):
     def events(self, limit: int = EVENTS) -> EventStream:
         """A stream of the cache's events, to be read with `take` (V1, V2).
 
-        A reader that takes none while `limit` events come loses them and begins again (V3). With
-        no stream open events cost nothing.
+        A reader that takes no event while `limit` events come loses them and begins again (V3).
+        Without an open stream events cost nothing.
 
         Raises:
             ConfigError: a limit below 1.
@@ -655,21 +653,21 @@ class Cache(Serving):
     def observe(self, observer: Callable[[list[Any]], object], limit: int = EVENTS) -> EventStream:
         """Give the cache's events to `observer` at every `poll`, until the stream is closed.
 
-        It gets them as a list, on the thread that polls, and calls nothing of the cache. If it
-        raises, the exception is logged, its events are lost and counted, and it begins again after
-        some polls, with a snapshot (V3).
+        It gets them as a list, on the thread that polls, and must not call the cache. If it raises,
+        the exception is logged, its events are lost and counted, and it begins again after some
+        polls, with a snapshot (V3).
 
         Raises:
-            ConfigError: a limit below 1, or an observer that is no function, or an `async` one.
+            ConfigError: a limit below 1, or an observer that is no function or is `async`.
             LeaseError: the cache is closed.
         """
         _expect_observer(observer)
         return self._open_stream(limit, observer)
 
     def add_tracer(self, tracer: Any) -> None:
-        """Notify a `kvgraft_observe.tracing.Tracer` of every step of requests' lives from now on.
+        """Notify a `kvgraft_observe.tracing.Tracer` of each step of a request's life from now on.
 
-        It is called in the midst of the engine's calls. With no tracer a step costs a comparison.
+        It is called inside the engine's calls. Without a tracer a step costs a comparison.
 
         Raises:
             ConfigError: it is no `Tracer`, or `kvgraft-observe` is not installed.
@@ -716,8 +714,8 @@ class Cache(Serving):
     def close(self) -> None:
         """Finish transfers in flight and stop the engine.
 
-        Afterwards requests may end, by `finish`, `retract` or `abort`; calls that change anything
-        else are refused.
+        Afterwards only `finish`, `retract` and `abort` may change anything; other such calls are
+        refused.
         """
         self.closed = True
         self.journal.drain(self.config.transfer_timeout_s)

@@ -1,4 +1,4 @@
-"""Settings of a cache, as text becomes them."""
+"""Settings of a cache, parsed from text."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ class WritePolicy(str, enum.Enum):
     WRITE_THROUGH_SELECTIVE = "write-through-selective"
     """At the second touch: when a prefix is hit for the first time."""
     WRITE_BACK = "write-back"
-    """At eviction: data is copied to HOST before it leaves the device, the next to leave ahead."""
+    """At eviction: data is copied to HOST before it leaves the device, the next victims ahead."""
 
 
 class GuardMode(str, enum.Enum):
     """The share of a cache's operations that the guard checks while it serves."""
 
     OFF = "off"
-    """Nothing; it costs nothing."""
+    """No operation; it costs nothing."""
     SAMPLED = "sampled"
     """Every n-th operation of each kind; for staging."""
     ON = "on"
@@ -82,9 +82,9 @@ class LoadModel(SettingsModel):
     """Cost model that chooses between loading a prefix back and computing it again (R8).
 
     Loading takes `latency_s + nbytes / bandwidth_bytes_s`. A pass computes at most `pass_tokens`
-    and takes `pass_s` or `tokens / prefill_tokens_s`, whichever is longer: computing takes what the
-    passes over the whole prompt take longer than those over its rest. The defaults are a PCIe 4.0
-    x16 link at 80 % of its 32 GB/s and 20,000 tokens a second; measure yours and say so.
+    and takes `pass_s` or `tokens / prefill_tokens_s`, whichever is longer: computing costs the
+    passes over the whole prompt minus those over its rest. The defaults are a PCIe 4.0 x16 link at
+    80 % of its 32 GB/s and 20,000 tokens a second; measure yours and say so.
     """
 
     bandwidth_bytes_s: PositiveFloat = 25e9
@@ -132,23 +132,23 @@ class CacheConfig(SettingsModel):
         host_tokens: size of each host mirror in tokens; no host tier with 0.
         host_bytes: size in bytes of all host mirrors together, instead of tokens.
         host_memory: one budget in bytes for all host mirrors, as `device_memory`.
-        payload: false for pools of any size that take no memory: all decisions are the same, and
-            there is nothing to read, to copy or to store. For simulations.
+        payload: false, for simulations: pools of any size take no memory. All decisions are the
+            same, and nothing can be read, copied or stored.
         policy: the eviction policy: which data is kept, see `kvgraft.policies`. By default
             `density` where kvgraft-density is installed, else `lru`.
-        write_policy: when data goes to HOST; without one write-back, but write-through with
+        write_policy: when data goes to HOST; by default write-back, but write-through with
             `storage` or `tenants`.
         pin_share: the part of every pool's slots that pinned prefixes may hold together (K6).
         load: the load-or-recompute decision; None always loads.
         storage: the storage tier, `kvgraft_storage.StorageSettings` or a dictionary of its fields;
             none by default.
-        tenants: by name, who shares the pools, and with which rights, each
-            `kvgraft_retention.TenantSettings` or a dictionary of its fields; namespaces that none
-            of them names belong to the tenant `default`. Without any, all requests are alike.
+        tenants: by name, the tenants that share the pools, each `kvgraft_retention.TenantSettings`
+            or a dictionary of its fields; all other namespaces belong to the tenant `default`.
+            Without tenants all requests are alike.
         cut_tokens: a prefill is cut where a state is worth keeping, but not closer than this to the
             cut or the prefix before: the cost of an extra pass of the model, in tokens.
         decode_interval_tokens: while a request decodes, a copy of its state is kept at each
-            multiple of this many tokens, rounded up to pages; it leaves the last one behind. 0
+            multiple of this many tokens, rounded up to pages; the last one stays when it ends. 0
             keeps one at every page, as a cache with windows always does.
         max_drafts: most drafts of a request that one pass of the model verifies; each request that
             decodes is promised slots for them, unless it could never fit with them (G1).
@@ -156,10 +156,10 @@ class CacheConfig(SettingsModel):
             Without it the tables grow, and are then other tensors.
         max_tokens: most tokens of a request that steps; without it the tables grow as well.
         transfer_timeout_s: longest wait for a copy that must finish now.
-        guard: how much is checked while serving.
-        guard_sample: share of operations looked at when the guard is sampled.
-        guard_full_check: operations looked at between two recomputations of all books; by default
-            a 64th of the slots, at least 8, which bounds their share of the cost.
+        guard: the share of operations that is checked while serving.
+        guard_sample: share of operations that a sampled guard checks.
+        guard_full_check: operations checked between two recomputations of all books; by default a
+            64th of the slots, at least 8, which bounds their share of the cost.
     """
 
     components: dict[str, dict[str, Any]] = Field(min_length=1, examples=[["full"]])
@@ -278,7 +278,7 @@ def parse_config(settings: dict[str, Any]) -> CacheConfig:
     """Settings as a `CacheConfig`; components without options may be given as names alone.
 
     Raises:
-        ConfigError: the first field that is missing, unknown or impossible, named.
+        ConfigError: naming the first field that is missing, unknown or impossible.
     """
     if "components" in settings:
         settings = {**settings, "components": _by_name(settings["components"])}

@@ -1,15 +1,15 @@
 """The contract's versions, the hooks of each, and the capabilities a component may declare.
 
-A core keeps its own version of the contract and every older one of the same major version.
-Additions of a minor version are marked where they stand, so that a component is held to the version
-it was written for:
+A core supports its own version of the contract and every older one of the same major version.
+Additions of a minor version are marked, so that a component is checked against the version it was
+written for:
 
     @hookspec(firstresult=True)
     @since("1.1")                   # the hook
     @since("1.2", "deadline")       # an argument it gained later
     def weigh_request(component, query, deadline): ...
 
-Everything unmarked is there since the major version. `docs/versioning.md` has the rules.
+Everything unmarked exists since the major version. `docs/versioning.md` has the rules.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Contract:
         version: str = API_VERSION,
         capabilities: Mapping[str, str] = CAPABILITIES,
     ) -> Contract:
-        """The contract that a module of hook specs spells out.
+        """The contract that a module of hook specs defines.
 
         Args:
             specs: functions marked with `hookspec`, `REQUIRED` and `INVERSES`.
@@ -136,7 +136,7 @@ class Contract:
             capabilities: name to the version that added it.
 
         Raises:
-            ValueError: a version that is none, or a mark on an argument that does not exist.
+            ValueError: an invalid version, or a mark on an argument that does not exist.
         """
         newest = ApiVersion.parse(version)
         return cls(
@@ -181,12 +181,12 @@ def _read_hook(name: str, function: Callable[..., Any], first: ApiVersion) -> Ho
 
 
 def check_api_version(plugin: str, version: str, core: str = API_VERSION) -> ApiVersion:
-    """The version a component was written for, if this core keeps that contract (P3).
+    """The version a component was written for, if this core supports it (P3).
 
     Args:
         plugin: the component, for the message.
         version: the version that it declares.
-        core: the version the core keeps.
+        core: the version of the core.
 
     Raises:
         PluginError: with both versions.

@@ -36,7 +36,7 @@ SIMULATED = "simulated"
 
 
 def torch_device(name: str) -> torch.device:
-    """The device that tensors on the device of this name say they are on.
+    """Torch's device for the tensors on the device of this name.
 
     Raises:
         RuntimeError: torch knows no such device.
@@ -48,7 +48,7 @@ class DeviceRuntime(Protocol):
     """One device: part `accelerator`.
 
     Attributes:
-        device: what its tensors say they are on.
+        device: torch's device of its tensors.
     """
 
     device: torch.device

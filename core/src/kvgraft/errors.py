@@ -7,7 +7,7 @@
     │   └── PluginHookError    an exception a plugin's hook raised; carries component and hook
     ├── SnapshotError          a damaged or foreign snapshot of the tree
     ├── LeaseError             a lease or receipt used twice, or elsewhere (rule L2)
-    ├── BudgetError            a request or a pin that asks a pool for more than it may have
+    ├── BudgetError            a request or a pin that needs more of a pool than it may have
     ├── TransferError          a copy between tiers that did not finish
     └── ContractViolation      a rule of the contract broken; carries rule, component, evidence
         └── IntegrityError     found by recomputing the books from the tree

@@ -1,10 +1,10 @@
 """The hooks a component package implements.
 
 Two are required: `declare_component` says what the package is, `create_component` builds it. The
-rest follow from the declared reach; a component implements one only where it really differs, and
-those that have an inverse come together with it. Hooks run on the scheduler thread, once per
-operation and never per node; none may block. An exception in a hook leaves the cache as it was
-before the call and is raised again with the component's name (I8).
+rest follow from the declared reach; a component implements one only where it differs, and a hook
+that has an inverse together with it. Hooks run on the scheduler thread, once per operation and
+never per node; none may block. An exception in a hook leaves the cache as it was before the call
+and is raised again with the component's name (I8).
 
 A package is a module, or any object, whose functions are marked with `hookimpl`:
 
@@ -81,7 +81,7 @@ def create_component(  # type: ignore[empty-body]
 
 @hookspec(firstresult=True)
 def finalize_match_result(component: Component, view: MatchView) -> ComponentMatch | None:
-    """Shorten or annotate a match; None leaves it as it is.
+    """Shorten or annotate a match; None leaves it unchanged.
 
     Runs after the anchor is found and before anything is pinned. May lower the anchor, never
     raise it, and may name boundaries at which the request should capture a state. Must not

@@ -1,13 +1,13 @@
-"""Names that installed distributions publish, and the parts of a cache among them.
+"""Names that installed distributions publish, among them the parts of a cache.
 
 A package publishes a part in the entry-point group `kvgraft.parts`, under a name of `PARTS`:
 
     [project.entry-points."kvgraft.parts"]
     storage = "kvgraft_storage.tier:StorageTier"
 
-It is looked for when a cache needs it, and no sooner, but for those that `load_if_installed` names
-as a cache is opened; one of yours may take the place of ours.
-`kvgraft.parts` says what the core asks of some, `PartsFactory` with which arguments each is called.
+A part is loaded only when a cache needs it, except for those that `load_if_installed` loads when a
+cache is opened. Your own may replace ours. `kvgraft.parts` has the interfaces of some,
+`PartsFactory` the arguments that each is called with.
 """
 
 from __future__ import annotations
@@ -86,9 +86,8 @@ def how_to_install(*paths: str) -> str:
     """The next action where a package is missing.
 
     Args:
-        paths: of the package in a clone, such as `plugins/file`, and before it those of others of
-            this project that it needs, as pip would not find them; or of a file of requirements
-            (.txt).
+        paths: of the package in a clone, such as `plugins/file`, after those of this project's
+            packages that it needs, which pip would not find; or of a file of requirements (.txt).
     """
     if paths[0].endswith(".txt"):
         return f"in a clone of kvgraft, pip install -r {shlex.quote(paths[0])}"
@@ -171,7 +170,7 @@ def is_installed(name: str) -> bool:
 
 @cache
 def load_if_installed(*names: str) -> None:
-    """Import parts before they are asked for; `load_part` says then what is wrong with one."""
+    """Import parts before they are needed; `load_part` reports later what is wrong with one."""
     with suppress(ConfigError):
         for name in names:
             load_part(name)

@@ -1,4 +1,4 @@
-"""All that the core asks of parts that are packages of their own, see `kvgraft.optional`."""
+"""The interfaces of parts that are packages of their own, see `kvgraft.optional`."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ class StorageTier(Protocol):
     """The tier behind HOST, `Cache.storage`: part `storage`.
 
     Attributes:
-        busy: whether the last `poll` ended for want of time: the next one need not be waited for.
-        on_prefetch: is called with every prefetch that starts; None for nobody.
+        busy: whether the last `poll` left work because its time was up: poll again without a pause.
+        on_prefetch: called with every prefetch that starts; None for no call.
     """
 
     busy: bool
@@ -79,13 +79,13 @@ class StorageTier(Protocol):
         """Prefetches and writes that have not ended."""
 
     def attach(self, backend: Any) -> None:
-        """Take an open store into use (S11)."""
+        """Use an open store from now on (S11)."""
 
     def detach(self, deadline_s: float | None = None) -> Any:
-        """Let go of the store while serving: drain, stop, release (S11); a ticket of it."""
+        """Detach the store while serving: drain, stop, release (S11); returns a ticket."""
 
     def clear(self) -> Any:
-        """Remove everything from the store; a ticket of it."""
+        """Remove everything from the store; returns a ticket."""
 
     def prefetch(self, key: TokenKey) -> Prefetch:
         """Begin to fetch a prefix; returns at once (S6)."""
@@ -114,19 +114,19 @@ class StorageTier(Protocol):
         """A request is about to be matched: publish the pages that arrived for it (S5)."""
 
     def give_way(self) -> Any:
-        """Let go of HOST data kept for a request that has not begun (A8); None if there is none."""
+        """Unpin HOST data kept for a request that has not begun (A8); None if there is none."""
 
     def take_back(self, given: Any) -> None:
-        """Keep again what gave way just now, in vain: a list of results of `give_way` (A9)."""
+        """Pin again the data that gave way in vain: a list of results of `give_way` (A9)."""
 
     def poll(self) -> None:
-        """Go on with all that is under way, within a slice of time."""
+        """Continue all work under way, within a slice of time."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for all that is under way, at most so long; whether it ended."""
+        """Wait for all work under way, at most so long; whether it ended."""
 
     def cleared(self, namespaces: Collection[object] | None) -> None:
-        """Namespaces, or all with None, were cleared: nothing of them is published any more."""
+        """Namespaces, or all with None, were cleared: their data is not published any more."""
 
     def owners(self) -> list[SlotOwner]:
         """HOST slots that its fetches hold (T8)."""
@@ -146,8 +146,8 @@ class Arenas(Protocol):
 
     Attributes:
         by_tier: the arena of each tier that has one.
-        mover: moves slots; its `on_move` is called with each move, for those that check it.
-        balances: what decides where boundaries move.
+        mover: moves slots; its `on_move` is called with each move, for checks.
+        balances: decide where boundaries move.
     """
 
     by_tier: dict[Tier, Any]
@@ -156,11 +156,11 @@ class Arenas(Protocol):
 
     @property
     def n_pending(self) -> int:
-        """Pools that are to get memory of others."""
+        """Pools that will get memory of others."""
 
     @property
     def moved_slots(self) -> int:
-        """Slots that moved so far: a table read before is of no use after one more."""
+        """Slots that moved so far: a table read before another move is invalid."""
 
     def used(self, request: Request) -> None:
         """An admitted request uses the data that its lease pins."""
@@ -169,7 +169,7 @@ class Arenas(Protocol):
         """A deferred request needs so many DEVICE slots, by component."""
 
     def could_hold(self, name: str, needs: Mapping[str, int]) -> bool:
-        """Whether a component's pool could have them, wherever the boundary is."""
+        """Whether a component's pool could have them with another boundary."""
 
     def extent_of(self, name: str, tier: Tier) -> int:
         """Slots of one extent of a component's pool."""
@@ -178,7 +178,7 @@ class Arenas(Protocol):
         """Move an extent from one pool to another; whether it moves."""
 
     def poll(self) -> None:
-        """Move what is to move."""
+        """Make the moves that are due."""
 
     def check(self) -> None:
         """Raise `IntegrityError` unless the extents add up."""
@@ -199,13 +199,13 @@ class EventStream(Protocol):
         """Events that wait."""
 
     def begin_again(self) -> None:
-        """Forget what waits; the next events are a snapshot."""
+        """Drop the waiting events; the next ones are a snapshot."""
 
     def take(self) -> list[Any]:
         """The events since the last call, oldest first."""
 
     def close(self) -> None:
-        """Stop: nothing is kept for this reader any more."""
+        """Stop collecting events for this reader."""
 
 
 class Recorder(Protocol):
@@ -237,7 +237,7 @@ class Tracers(Protocol):
         """Stop notifying a tracer."""
 
     def notify(self, step: str, *about: object) -> None:
-        """Call one method of all of them; the cache goes on whatever they raise."""
+        """Call one method of all tracers; their exceptions do not reach the cache's caller."""
 
 
 class TableChanges(Protocol):
@@ -267,11 +267,10 @@ class Step(NamedTuple):
         rows: int64 `[n_requests]`, their rows of the page tables.
         seq_lens: int32 `[n_requests]`, their tokens, those of the pass included.
         slot_mapping: by paged component, int64 `[n_requests * n_tokens]`: where the pass writes
-            each new token, `slot * page_size + offset`; -1 where nothing of it is kept, and for
+            each new token, `slot * page_size + offset`; -1 for tokens that get no slot, and for
             drafts that it leaves out. Only of components with one slot per page.
         state_slots: by state component, int64 `[n_requests]`: the states that the pass writes.
-        changes: by paged component, the entries of its table that are others than after the step
-            before.
+        changes: by paged component, the entries of its table that changed since the step before.
         n_tokens: int64 `[n_requests]`, the tokens of each that a pass with drafts computes; else
             None.
     """
@@ -287,7 +286,7 @@ class Step(NamedTuple):
 
 
 class NoStorage:
-    """No storage tier: false where `StorageTier` is true, and each use says how to have one.
+    """No storage tier: it is false, and each use raises an error that says how to have one.
 
     Raises:
         NoStorageError: any of the tier's methods is used. `hasattr` answers False.

@@ -24,7 +24,7 @@ FAR = 1 << 40
 
 
 PROBED = ((0, 1), (1, 1), (7, 1), (100, 1), (1, 4), (5, 4), (70, 16))
-"""Boundaries, in pages, and page sizes at which a new term is asked for all it answers."""
+"""Boundaries, in pages, and page sizes at which all answers of a new term are checked."""
 
 
 def _check_term(term: object) -> None:
@@ -197,8 +197,8 @@ class Reach:
     def contains(self, other: Reach) -> bool:
         """Whether this reach needs every token that `other` needs, at any boundary.
 
-        This is the order of rule E3: data of a contained reach is of no use on a node where the
-        data of the containing one is gone.
+        This is the order of rule E3: data of a contained reach is useless on a node without the
+        data of the containing one.
         """
         return all(
             any(mine.contains(term) or term.is_within(mine) for mine in self.terms)

@@ -65,7 +65,7 @@ OF_A_TYPE = frozenset({"string_type", *INTEGER, *FLOAT, *OPTIONS})
 """Errors after which an example helps."""
 
 CLOSE = 0.65
-"""Likeness from which on another name may have been meant; `window` is no `kind`."""
+"""Similarity from which on another name may have been meant; `window` is no `kind`."""
 
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("block_size", "kv_block_size", "page_tokens"), ("page_size", "block_tokens")),
@@ -95,7 +95,7 @@ VALUES = {
     "hicache_ratio": "ratio * device_tokens",
     **dict.fromkeys(("gpu_memory_utilization", "mem_fraction_static"), "bytes, such as 40GB"),
 }
-"""How the value is got, where it is not the same."""
+"""How to convert the value, where it differs."""
 
 
 class SettingsModel(BaseModel):
@@ -123,12 +123,12 @@ def _kinds(annotation: object) -> set[object]:
 
 
 def checked(model: type[Settings], given: object, *place: str) -> Settings:
-    """Settings inside others, of a model that those do not know; for a validator of pydantic's.
+    """Settings inside others whose model does not know theirs; for a pydantic validator.
 
     Args:
         model: of these settings.
         given: them, or a dictionary.
-        place: the names of the settings that they are inside of.
+        place: the names of the settings around them.
     """
     if isinstance(given, model):
         return given
@@ -150,7 +150,7 @@ def first_refusal(
         error: raised for `model`.
         model: the model that refused the fields.
         noun: the word for a field: "setting" or "option".
-        inside: the names of the fields that the model's are inside of.
+        inside: the names of the fields around the model's.
     """
     first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
     place = [*inside, *map(str, first["loc"])]
@@ -182,11 +182,11 @@ def wanted(problem: ErrorDetails) -> str:
 def other_names(
     name: str, known: Collection[str], written: Callable[[str], str] = repr
 ) -> list[str]:
-    """The names here of what vLLM or SGLang call so, and how their value is got.
+    """Our names for a name of vLLM or SGLang, and how to convert the value.
 
     Args:
         name: as there.
-        known: names that there are here.
+        known: our names.
         written: puts a name into a message.
     """
     value = f" (= {VALUES[name]})" if name in VALUES else ""
@@ -207,7 +207,7 @@ def shown(value: object) -> str:
 
 
 def closest(name: str, known: Collection[str]) -> str:
-    """The question " did you mean 'window'?", or nothing where no known name is alike."""
+    """The question " did you mean 'window'?", or nothing if no known name is similar."""
     near = get_close_matches(name, known, n=1, cutoff=CLOSE)
     return f" did you mean {near[0]!r}?" if near else ""
 

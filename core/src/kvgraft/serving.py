@@ -1,8 +1,8 @@
 """A cache's parts and its calls with one request, compiled in the compiled build.
 
-`kvgraft.cache.Cache` is this class with the calls for many requests, for reports and for settings.
-Arguments that an engine may get wrong are typed `| Any`, so that the compiled build refuses them by
-our own line and not by the compiler's.
+`kvgraft.cache.Cache` adds the calls for many requests, for reports and for settings. Arguments that
+an engine may get wrong are typed `| Any`, so that the compiled build refuses them with our message
+and not with the compiler's.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ class Serving:
 
     @property
     def stepper(self) -> Any:
-        """Steps of all running requests, with their `rows`; made when it is first asked for."""
+        """Steps of all running requests, with their `rows`; made at the first use."""
         if self._stepper is None:
             self._stepper = load_part("steps")(self, self._make)
         return self._stepper
 
     @property
     def pending(self) -> Any:
-        """Finds pages that a running request computes for others; made when first asked for."""
+        """Finds pages that a running request computes for others; made at the first use."""
         if self._pending is None:
             can_wait = not self.leases.never_resumes
             given = self.tree, self.points, self.requests
@@ -183,18 +183,18 @@ class Serving:
     def admit(self, request: Request | Any) -> Decision:
         """Promise the request its slots, or say which pool is short (A1 to A13).
 
-        A deferred request keeps its lease, and with it room that others may wait for: abort it
-        and begin it again later. `Decision.waits_for` says who holds the room: after a step that
-        defers while nothing runs, copies in flight may be all there is to wait for. `poll`, and ask
-        again; if `waits_for.overdue` names some that do not end, give the request up.
+        A deferred request keeps its lease, and with it room that others may need: abort it and
+        begin it again later. `Decision.waits_for` counts the holders of the room. If nothing runs,
+        they may be copies in flight: `poll`, and try again. If `waits_for.overdue` counts copies
+        that do not end, fail the request.
 
-        A request that would be admitted is deferred, at most as often as its `max_deferrals` says,
-        while another computes pages that it would resume from: `Decision.pending` names them. The
-        next call matches again. Waiting holds no slots but the pins; only requests that were
-        admitted are waited for, so none waits for one that waits (A8).
+        A request that fits is deferred, at most `max_deferrals` times, while another computes pages
+        that it could resume from: `Decision.pending` names them. The next call matches again.
+        Waiting holds only the pins. A request waits only for admitted ones, never for one that
+        waits (A8).
 
         Raises:
-            LeaseError: another request runs with its key by now.
+            LeaseError: another request runs with its key.
         """
         #   [match again] ─► decide ─┬─ fits ──► admitted, or deferred for pages others compute
         #     ▲                      ├─ short ─► HOST gives way and decide again, or deferred
@@ -246,8 +246,8 @@ class Serving:
     def load_back(self, request: Request | Any, fence: Fence | None = None) -> list[Transfer]:
         """Start the copies from HOST; return the transfers to wait for (R1 to R7).
 
-        The request may run once `request.ready`; if `request.load_failed`, call `restart`. That is
-        so at once if a transfer failed that others had started and this request relied on.
+        The request may run once `request.ready`; if `request.load_failed`, call `restart`. It is
+        true at once if another request's transfer that this one relied on has failed.
         """
         if fence is not None:
             expect_fence(fence)
@@ -263,7 +263,7 @@ class Serving:
     def restart(self, request: Request | Any) -> None:
         """Match again, as if new; after a failed load-back as deep as DEVICE alone allows (R5).
 
-        Its slots and pins are given up; the request must be admitted again.
+        The request loses its slots and pins, and must be admitted again.
         """
         #   match ─► new pins ─► old slots, promises and pins go: what both pin has stayed
         self.expect_open()
@@ -309,15 +309,15 @@ class Serving:
         """Prefill tokens the next step may compute; 0 defers it, unchanged (A5, A6).
 
         Ends at boundaries where a state is captured, and on a page boundary unless it ends the
-        prompt. Larger than the admitted chunk only if every pool has the headroom (A12). Nothing
-        is set aside for it: `allocate` before asking for another request's.
+        prompt. Larger than the admitted chunk only if every pool has the headroom (A12). It
+        reserves nothing: `allocate` before you ask for another request's chunk.
         """
         if limit is not None:
             limit = expect_count("next_chunk: limit", limit)
         return self.budget.next_chunk(self.expect(request, ADMITTED), limit)
 
     def allocate(self, request: Request | Any, n_tokens: int | Any) -> bool:
-        """Slots for the next `n_tokens` tokens, by whole pages: there may be slots for more then.
+        """Take slots for the next `n_tokens` tokens, in whole pages, so maybe for more tokens.
 
         Always succeeds within the admitted demand (A7). Beyond it, succeeds if every pool has
         headroom; otherwise nothing changes, False is returned, and the engine retracts a request.
@@ -366,7 +366,7 @@ class Serving:
     ) -> None:
         """The data of the next `n_tokens` tokens exists in the allocated slots.
 
-        The key may lack them still, as where a token is known after the model ran: extend it
+        The key may still lack them, for example if the model has just sampled them: extend it
         before the next `checkpoint`, and before the request ends.
 
         Notes where states are to be kept. Hands pages that a bounded reach has passed to the tree
@@ -375,8 +375,8 @@ class Serving:
 
         Args:
             request: whose.
-            n_tokens: how many; at most as many as the allocated pages have slots for, which may be
-                more than `allocate` was asked for.
+            n_tokens: how many; at most the slots of the allocated pages, which may be more than the
+                argument of `allocate`.
             fence: when that data exists, if not yet; its copies to HOST wait for it (B4).
 
         Raises:
@@ -392,12 +392,12 @@ class Serving:
     ) -> bool:
         """Share the data computed so far, up to the deepest legal boundary (I5, I6).
 
-        Afterwards `table` may name other slots for pages another request had inserted before. With
-        `keep_slots` it does not, for engines whose tables only grow: the request keeps its own
-        slots of those pages until it ends (N1). Declined, returning False and changing nothing,
-        when there is nothing new, when the shared pages could not be replaced out of the headroom
-        (A12), or when its namespace was cleared since it began. Where a component keeps states
-        `keep_slots` is refused with `ConfigError`: there `allocate` shares, all slots kept.
+        Afterwards `table` may name other slots for pages that another request inserted before. With
+        `keep_slots`, for engines whose tables only grow, it does not: the request keeps its own
+        slots of those pages until it ends (N1). The call returns False and changes nothing when
+        there is nothing new, when the shared pages could not be replaced out of the headroom (A12),
+        or when its namespace was cleared since it began. If a component keeps states, `keep_slots`
+        raises `ConfigError`: there `allocate` shares and keeps all slots.
         """
         request = self._expect_changing(request)
         request.expect_namespace()
@@ -429,7 +429,7 @@ class Serving:
         return given
 
     def expect(self, given: Any, stage: Stage) -> Request:
-        """Refuse other objects than this cache's requests in a stage; its uses are of its class."""
+        """Refuse other objects than this cache's requests in a stage; its uses get its class."""
         if not isinstance(given, Request) or given.cache_mark is not self.mark:
             self.expect_own(given)
         request: Request = given
@@ -442,7 +442,7 @@ class Serving:
         return request
 
     def expect_open(self) -> None:
-        """Refuse what changes a closed cache; requests may end."""
+        """Refuse calls that change a closed cache, except for ends of requests."""
         if self.closed:
             raise LeaseError("the cache is closed; open another")
 
@@ -509,7 +509,7 @@ class Serving:
         self.retentions.used(request)
 
     def key_was_cut(self, key: TokenKey, end: int) -> None:
-        """The request that runs with the key goes on if it loses rejected drafts alone."""
+        """The request that runs with the key goes on if it loses only rejected drafts."""
         request = self.running[id(key)]
         if end >= max(request.prompt, request.computed):
             request.key_edits += request.key_edits == key.edits - 1

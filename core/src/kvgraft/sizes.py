@@ -1,8 +1,8 @@
 """Sizes as people write them: bytes as `"40GB"`, tokens as `"4M"`.
 
 One meaning everywhere: k, M, G, T, P and E are powers of 1000; with an i, as in `Ki` or `GiB`,
-powers of 1024. A `B` at the end says bytes; tokens end with M at most, as `40G` is meant as bytes.
-Letters may be of either case, numbers may have a fraction.
+powers of 1024. A `B` at the end means bytes; M is the largest unit of tokens, since `40G` probably
+means bytes. Letters may be of either case, numbers may have a fraction.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def expect_count(subject: str, value: object, least: int = 0, most: int | None =
     Args:
         subject: of the message: the call and its argument.
         value: an int, or a number of another library that is whole.
-        least: the smallest that will do.
+        least: the smallest that is allowed.
         most: the largest; None for any.
 
     Raises:
@@ -96,7 +96,7 @@ def parse_tokens(text: str) -> int:
 
 
 def parse_pool_tokens(text: str) -> int:
-    """A pool's size in tokens, where one in bytes would do as well.
+    """A pool's size in tokens, where bytes are allowed as well.
 
     Raises:
         ValueError: it is none, or no whole number.

@@ -1,7 +1,7 @@
 """Counts of a cache, as values that `Cache.stats()` returns.
 
 Slots are in each pool's own units. Counts grow from the time the cache was opened; a pool's owners
-are those of the moment. Every value is a copy.
+are those at the call. Every value is a copy.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class TokenStats(NamedTuple):
         host: those that HOST had.
         storage: those that HOST had because STORAGE brought them for their request.
         computed: tokens computed, prompts' and decoded ones, also of requests that were aborted.
-        recomputed: those that requests had before they were retracted or restarted, and that were
-            no longer there.
+        recomputed: those that requests lost when they were retracted or restarted, and computed
+            again.
     """
 
     asked: int
@@ -59,7 +59,7 @@ class SlotHits(NamedTuple):
     Attributes:
         device: on DEVICE, or on their way there for another request.
         host: on HOST alone; a load-back brings them.
-        storage: the same, but on HOST because STORAGE brought them for their request.
+        storage: the same, but STORAGE brought them to HOST for their request.
     """
 
     device: int
@@ -83,8 +83,8 @@ class PoolStats(NamedTuple):
         evicted: slots that left the tree so far, by cause: `demoted` and `deleted` where this pool
             was short, with and without a copy on another tier; `cascade` and `leaf` along with
             others; `cleared` by `Cache.clear`. Empty of a private pool.
-        closing: slots in use that are about to leave the pool for another: the headroom keeps one
-            free for each. Always 0 without one budget for several pools.
+        closing: slots in use that will move to another pool: the headroom keeps one free for each.
+            Always 0 without one budget for several pools.
     """
 
     capacity: int
@@ -163,7 +163,7 @@ class TransferStats(NamedTuple):
         failed: those that delivered nothing, or not all.
         in_flight: started and not acknowledged, now.
         slots: slots whose copies were started, by component.
-        waits: how often room was made on DEVICE by waiting for them; of backups alone.
+        waits: evictions on DEVICE that waited for them; of backups alone.
     """
 
     started: int
@@ -180,8 +180,8 @@ class PointStats(NamedTuple):
     Attributes:
         made: boundaries whose data went to the tree.
         used: requests that were admitted and resume there.
-        skipped: points left out, for want of a state's slot.
-        lost: points of which some data left its last tier.
+        skipped: points left out because a state had no slot.
+        lost: points that lost data from its last tier.
     """
 
     made: int

@@ -9,7 +9,7 @@
                                                       chunk that just ended
     StateAt()             the state exactly at b      SSM and other recurrent states
 
-Other patterns are terms of their own: derive from `Term`.
+For other patterns derive your own term from `Term`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Term(ABC):
     value: it is hashable, equal terms name the same tokens, and its answers depend on nothing but
     its fields and the arguments.
 
-    A request that resumes at a boundary goes on to later ones, so a token that a later boundary
-    needs, before an earlier boundary, is needed there as well. The contract suite checks this, and
-    compares every answer with `needs` (rules M1, E3 and A4).
+    A request that resumes at a boundary goes on to later ones. So a boundary needs every token
+    before it that a later boundary needs. The contract suite checks this, and compares every answer
+    with `needs` (rules M1, E3 and A4).
     """
 
     __slots__ = ()
@@ -57,7 +57,7 @@ class Term(ABC):
     def width(self, boundary: int, page_size: int) -> int:
         """Most pages that `pages` names at any boundary up to this one; O(1).
 
-        It may be more, and then reserves more than is used; it is at most `boundary`.
+        A larger answer reserves more than is used; it is at most `boundary`.
         """
 
     @abstractmethod
@@ -85,8 +85,8 @@ class Term(ABC):
     def ends_at_boundary(self) -> bool:
         """Whether the token before the boundary is needed at every boundary.
 
-        In every cache some component's reach is like that: its data tells up to where a sequence
-        was computed.
+        Every cache needs a component with such a reach: its data shows how far a sequence was
+        computed.
         """
         return False
 
@@ -94,7 +94,7 @@ class Term(ABC):
     def stored_tokens(self) -> float:
         """Tokens from the start of a sequence that get slots; infinite for all of them.
 
-        Data of later tokens is needed at no boundary and is not kept even while they are computed.
+        No boundary needs data of later tokens; it is not kept even while they are computed.
         """
         return math.inf
 
@@ -169,8 +169,8 @@ class Trailing(Term):
 class Leading(Term):
     """The first `tokens` tokens of the sequence.
 
-    Alone it is for data that belongs to the head of a prompt and that every later boundary needs:
-    no slots are taken for the pages behind it.
+    Alone it is for data of a prompt's head that every later boundary needs: pages behind it take no
+    slots.
     """
 
     tokens: int
@@ -203,8 +203,8 @@ class Leading(Term):
 class ChunkedLocal(Term):
     """The tokens before the boundary that are in the chunk of the token at the boundary.
 
-    The rule of chunked-local attention as Llama 4 has it. At multiples of `tokens` a new chunk
-    begins and nothing is needed, so it stands beside a component that ends at the boundary.
+    The rule of chunked-local attention in Llama 4. At multiples of `tokens` a new chunk begins and
+    nothing is needed, so a cache also needs a component that ends at the boundary.
     """
 
     tokens: int
@@ -235,8 +235,8 @@ class ChunkedLocal(Term):
 class Chunk(Term):
     """The tokens before the boundary that are in the chunk of the last of them.
 
-    At multiples of `tokens` that is the whole chunk which just ended, one more than chunked-local
-    attention reads there; `ChunkedLocal` is the term that is empty at multiples.
+    At multiples of `tokens` that is the whole chunk that just ended, one more than chunked-local
+    attention reads there; `ChunkedLocal` is empty at multiples.
     """
 
     tokens: int

@@ -1,6 +1,6 @@
 """The words components and core share: tiers, kinds and a component's declaration.
 
-Modules that serve read an enum's members by globals of their own (`DEVICE: Final = Tier.DEVICE`):
+Modules on the hot path read an enum's members through globals (`DEVICE: Final = Tier.DEVICE`):
 before Python 3.12 the enum's attribute takes ten times as long.
 """
 
@@ -41,7 +41,7 @@ class Tier(enum.Enum):
 
 
 class Namespaces(enum.Enum):
-    """Stands for namespaces where one may be named: None is one, that of keys without any."""
+    """Means all namespaces where one may be named: None is that of keys without any."""
 
     ALL = "all"
 
@@ -91,7 +91,7 @@ class Span(NamedTuple):
 
 
 new_span: Callable[[tuple[int, int]], Span] = partial(tuple.__new__, Span)
-"""The span of a start and an end, in half the time: for where one is made for every request."""
+"""The span of a start and an end, made in half the time: for code that runs for every request."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,10 @@
 """Outcomes of admission as values, and the slots a request will need (A1, A3, A4, A10).
 
 A component whose hook `budget_contribution` returns None is budgeted here. The peak of a paged
-component with bounded reach follows from the life of its pages: a chunk's pages are allocated
-while those the previous chunk left inside the reach are still held, everything further back has
-been given back. So with several chunks to come it is reach + chunk, with one it is the larger of
-the two; never the window twice.
+component with bounded reach follows from the life of its pages: a chunk's pages are allocated while
+those that the previous chunk left inside the reach are still held; earlier ones are freed. So with
+several chunks to come it is reach + chunk, with one it is the larger of the two; never the window
+twice.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Shortage(NamedTuple):
         pool: `"device"`, `"host"` or the name of a private pool.
         needed: slots the request asks for.
         available: slots that could be given now.
-        capacity: slots of the pool; where it has tenants, the most that this one's requests can
-            hold there, by its limit and the others' guarantees.
+        capacity: slots of the pool; with tenants, the most that this tenant's requests can hold
+            there, by its limit and the others' guarantees.
         tenant: whose request it is, and the slots it holds and is promised; None without tenants.
     """
 
@@ -69,11 +69,10 @@ class Waiting(NamedTuple):
         running: other requests that were admitted and have not ended.
         leased: other requests that were begun and not admitted; their pins hold slots until they
             are aborted.
-        transfers: copies in flight, such as backups of data that a finished request left behind.
-            `poll` takes in those that ended, `drain` waits for them.
+        transfers: copies in flight, such as backups of a finished request's data. `poll` processes
+            those that ended, `drain` waits for them.
         storage: prefetches and writes of the storage tier that have not ended.
-        memory: pools that are to get memory of others, with one budget for several; `poll` moves
-            it.
+        memory: pools that will get memory of others, with one budget for several; `poll` moves it.
         pins: pinned prefixes; their slots come back when they are unpinned.
         overdue: those of the transfers that did not end within `transfer_timeout_s`, by this
             process's clock; if they never do, neither does the wait.
@@ -108,8 +107,8 @@ class Decision(NamedTuple):
         outcome: admitted, deferred or never fits.
         shortages: the pools that were short; empty when admitted.
         waits_for: holders of the missing slots, for a deferred request; else None.
-        pending: the pages that another request computes, for one that is deferred for their sake
-            alone; else None.
+        pending: the pages that another request computes, if the request is deferred only to wait
+            for them; else None.
     """
 
     outcome: Outcome

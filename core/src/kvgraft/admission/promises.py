@@ -1,8 +1,8 @@
 """Admission decisions: demands against headroom, pool by pool (A1 to A13).
 
-A request's demand is opened as promises on the ledgers. Pins, admissions and checkpoints that
-would take headroom below zero are refused, so a promise can always be turned into slots: slots that
-are not free are evictable. That is soundness (A7) without looking at any component.
+A request's demand is opened as promises on the ledgers. Pins, admissions and checkpoints that would
+take headroom below zero are refused, so a promise can always be turned into slots: slots that are
+not free are evictable. So A7 holds without looking at any component.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ class Budget:
     def fitting_chunk(self, request: Request, tokens: int) -> int:
         """`tokens`, or the largest page-aligned part that the pools can give; 0 if none (A5).
 
-        Slots promised at admission are given without asking.
+        Slots promised at admission need no check.
         """
         page_size = self.tree.page_size
         for part in request.components:

@@ -2,10 +2,11 @@
 
 pluggy finds and validates; on the hot path a bound call costs a twentieth of a pluggy call. An
 entry is None where the component leaves the hook to its reach. The core reads fields of the answers
-on its hot path; a wrong type would show far from the component that gave it, so it is refused here.
+on its hot path; a wrong type would fail far from the component that returned it, so it is refused
+here.
 
-Where an observer such as the guard is installed, the entries go through pluggy after all: each
-component's hooks stand in a manager of their own, beside the wrappers around them.
+With an observer such as the guard, the entries do go through pluggy: each component's hooks are in
+a manager of their own, with the wrappers around them.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ def _is_match(answer: object) -> bool:
 def are_spans(answer: object) -> bool:
     """Whether a segment to pin is a list of pairs of whole pages.
 
-    Asked where the pin is taken, not where the hook is called: a refused lock is released (L1).
+    Checked where the pin is taken, not where the hook is called: a refused lock is released (L1).
     """
     if not isinstance(answer, (list, tuple)):
         return False
@@ -131,7 +132,7 @@ HOOK_RESULTS = {
     "build_hicache_transfers": HookResult(_are_copies, "a list of PlaneCopy or None", "R2"),
     "budget_contribution": HookResult(_is_demand, "Demand or None, in whole slots", "A1"),
 }
-"""By hook, for those whose answers the core reads fields of."""
+"""By hook, where the core reads fields of the answers."""
 
 
 Query = TypeVar("Query")
@@ -168,7 +169,7 @@ class TransferHooks(NamedTuple):
 class Mounted:
     """One component built for one cache, and its hooks with the component bound in.
 
-    A hook that raises comes out as `PluginHookError` with the plugin's name.
+    An exception of a hook is raised as `PluginHookError` with the plugin's name.
 
     Attributes:
         plugin: the component package.

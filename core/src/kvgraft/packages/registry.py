@@ -1,9 +1,8 @@
 """Finding component packages and refusing those that cannot keep the contract (P1 to P7).
 
-Each entry point is imported on its own so that a broken package
-takes nothing else down, and its hooks are held to the contract: names, marks, arguments,
-hooks that come in pairs, one distribution for one name. pluggy has the last word.
-Eviction policies are found by their names, too.
+Each entry point is imported on its own, so that a broken package affects no other, and its hooks
+are checked: names, marks, arguments, hooks that come in pairs, one distribution for one name.
+pluggy validates last. Eviction policies are found by their names, too.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ class Plugin:
         name: the component's name.
         declaration: its result of `declare_component`.
         implementation: its hooks and nothing else, by the names and with the arguments of the
-            contract it was loaded for, whichever older version it was written for.
+            core's contract, even if it was written for an older version.
         distribution, version: where it comes from; empty for one passed in directly.
     """
 
@@ -199,7 +198,7 @@ def load_plugin(
         implementation: a module, or any object, with the hooks.
         distribution: where it comes from.
         version: the distribution's version.
-        contract: the contract that the core keeps.
+        contract: the core's contract.
 
     Raises:
         PluginError: a hook that is missing, misspelt, unmarked or has other arguments, another
@@ -370,7 +369,7 @@ POLICY_GROUP = "kvgraft.policies"
 
 
 def policy_names() -> list[str]:
-    """Policies that can be named in settings here."""
+    """Names of the policies that are installed."""
     ours = {LRU, DENSITY} if is_installed(DENSITY) else {LRU}
     return sorted(ours | {each.name for each in published(POLICY_GROUP)} - {LRU, DENSITY})
 
@@ -379,7 +378,7 @@ def load_policy(name: str) -> EvictionPolicy:
     """A new policy.
 
     Raises:
-        ConfigError: nobody has one of this name, or its package cannot be used.
+        ConfigError: no package has one of this name, or its package cannot be used.
     """
     if name == LRU:
         return LeastRecentlyUsed()

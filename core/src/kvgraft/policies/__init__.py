@@ -1,7 +1,7 @@
-"""Eviction policies: the order in which pools give up what nobody holds.
+"""Eviction policies: the order in which pools evict data that nobody holds.
 
-The tree decides on legal victims. A policy orders them, one order per pool and tier, and may sort
-requests into classes by what it knows of their prompts (K1 to K3).
+The tree decides which victims are legal. A policy orders them, one order per pool and tier, and may
+sort requests into classes by their prompts (K1 to K3).
 """
 
 from kvgraft.policies.policy import EvictionPolicy, Hint, Order, Pool, Use

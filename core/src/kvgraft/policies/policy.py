@@ -17,7 +17,7 @@ MAX_CLASSES: Final = 1 << CLASS_BITS
 
 FIRST_USE: Final = 0
 LEFT_BEHIND: Final = 1 << 62
-"""Taken off the stamp of data that a running request left behind, until it is used again (I9)."""
+"""Subtracted from the stamp of evict-first data until it is used again (I9)."""
 
 #   used          number of the use │ class                    >= 0, a later use is larger
 #   left behind   the same - LEFT_BEHIND                       < 0: before all others, oldest first
@@ -27,17 +27,17 @@ PIECE_TOKENS: Final = 1024
 
 
 def class_of(stamp: int) -> int:
-    """The class of the use that a stamp is of."""
+    """The class of the use with this stamp."""
     return stamp & MAX_CLASSES - 1
 
 
 def use_of(stamp: int) -> int:
-    """The number of the use that a stamp is of; each is larger than those before."""
+    """The number of the use with this stamp; each is larger than those before."""
     return stamp >> CLASS_BITS
 
 
 def is_left_behind(stamp: int) -> bool:
-    """Whether a stamp is of data that was left behind, and that nobody has used since."""
+    """Whether a stamp is of evict-first data, left behind and not used since."""
     return stamp < FIRST_USE
 
 
@@ -53,16 +53,16 @@ class Hint(str, enum.Enum):
 
 
 class Pool(Protocol):
-    """A pool as its order sees it.
+    """A pool, as an order of its candidates sees it.
 
     Attributes:
         component: name of the component.
         tier: DEVICE or HOST.
         capacity: slots in all.
-        cost: what losing a candidate (a node) costs: pages that a hit there would compute again, in
-            1/1024 of a page for each page of it. None where every page is needed: there each costs
-            as much as another. It rises as data before the candidate leaves. It falls as data
-            behind arrives; the candidate is withdrawn then, and entered again.
+        cost: the cost of losing a candidate (a node): pages that a hit there would compute again,
+            in 1/1024 of a page for each page of it. None where every page is needed: there all cost
+            the same. It rises as data before the candidate leaves. It falls as data behind arrives;
+            the candidate is withdrawn then, and entered again.
     """
 
     @property
@@ -85,8 +85,8 @@ class Use:
         namespace: of its key.
         tokens: its tokens so far, int32 bytes; the policy may read them during the call only.
         prompt_tokens: length of the prompt.
-        allocated: slots that the base component's DEVICE pool has given out so far: the policy's
-            clock, the same on every rank. It goes on between the calls.
+        allocated: slots that the base component's DEVICE pool has allocated so far: the policy's
+            clock, the same on every rank. It grows between the calls.
         sums: checksums of the sequence's prefixes as far as they are known; they stay with its
             key. Ask `prefix_sums` for them.
 
@@ -115,8 +115,8 @@ class Use:
 class Order(Protocol):
     """The candidates of one pool on one tier, in the order in which they are to leave.
 
-    A candidate is entered once and stays until it is taken or withdrawn (K2). Equal calls
-    give equal victims: an order reads no clock of its own and draws nothing at random (K3).
+    A candidate is entered once and stays until it is taken or withdrawn (K2). Equal calls give
+    equal victims: an order reads no clock and uses no randomness (K3).
     """
 
     def push(self, stamp: int, node: Any) -> None:
@@ -130,12 +130,12 @@ class Order(Protocol):
         """
 
     def withdraw(self, stamp: int, node: Any) -> None:
-        """Drop the candidate that was entered so: it was used, or may not leave any more."""
+        """Drop the candidate with this stamp: it was used, or may not leave any more."""
 
     def score(self, stamp: int) -> float | None:
         """The score of data with a stamp; None if it has none.
 
-        It stays as it is while room is made.
+        It does not change during an eviction.
         """
 
     def __len__(self) -> int:
@@ -146,11 +146,11 @@ class Order(Protocol):
 
 
 class EvictionPolicy(Protocol):
-    """Orders what leaves the pools of one cache.
+    """Orders the victims in the pools of one cache.
 
     Attributes:
         name: as in settings.
-        classifies: whether `classify`, `admitted` and `finished` are to be called at all.
+        classifies: whether `classify`, `admitted` and `finished` are called at all.
     """
 
     name: str
@@ -159,8 +159,8 @@ class EvictionPolicy(Protocol):
     def order(self, pool: Pool) -> Order:
         """A new order for one pool; called once per pool when the cache is opened.
 
-        And again later, for each further priority that requests ask for: its data has an order of
-        its own.
+        It is called again later for each further priority in use, whose data has an order of its
+        own.
 
         Pools come component by component, DEVICE before HOST; the base component's are the first.
         """
@@ -184,7 +184,7 @@ class EvictionPolicy(Protocol):
         """The request ends; the class of its data from now on. `stamp` is the latest there is."""
 
     def describe(self, use_class: int) -> str:
-        """A class in words, for reports; empty where there is but one."""
+        """A class in words, for reports; empty if there is only one."""
 
 
 # Checksums name the prefixes of a sequence, for policies that remember what they have seen. That of
@@ -200,9 +200,9 @@ digest: Final[Any] = xxhash.xxh3_64_intdigest
 def prefix_sums(use: Use, n_tokens: int) -> list[int]:
     """The checksums of the prefixes of 1,024 tokens, 2,048 and so on, up to `n_tokens`.
 
-    Namespaces share none, but those that are no int, text or bytes, nor a tuple of these, count
-    as one. Only pieces that the key was not asked for before are read. 64 bits each, the same on
-    every rank.
+    Namespaces share none; all that are no int, text or bytes, nor a tuple of these, count as one.
+    Only prefixes whose sums the key does not know yet are read. 64 bits each, the same on every
+    rank.
     """
     sums = use.sums
     n_pieces = n_tokens // PIECE_TOKENS

@@ -2,7 +2,7 @@
 
 One heap over everything would cost O(log candidates) cache misses a victim: at a million nodes ten
 times the cost at a thousand. So candidates lie sorted in chunks: nearly all are entered at the end,
-taken from the front, and withdrawn where a search by halves finds them.
+taken from the front, and withdrawn after a binary search.
 
 An entry is a stamp and a node. A tuple for each would be one more object that the garbage collector
 visits, so a chunk is a list of stamps and a list of nodes.
@@ -29,7 +29,7 @@ _untrack.restype = None
 
 
 def untrack(objects: tuple[object, ...]) -> None:
-    """Take objects off the collector's list, as far as they are on it; about 0.15 µs each."""
+    """Remove objects from the garbage collector's list; about 0.15 µs each."""
     for each in objects:
         if is_tracked(each):
             _untrack(each)
@@ -39,7 +39,7 @@ def untrack(objects: tuple[object, ...]) -> None:
 class RecencyQueue:
     """Pairs of stamp and node, smallest stamp first; equal stamps in the order of nodes.
 
-    Each call is a search by halves among the chunks and in one, and moves one chunk's entries.
+    Each call is a binary search among the chunks and in one, and moves one chunk's entries.
     """
 
     __slots__ = ("_firsts", "_nodes", "_stamps")
@@ -186,7 +186,7 @@ class LeastRecentlyUsed:
         return RecencyQueue()
 
     def opened(self, base_tokens: int) -> None:
-        """Nothing depends on sizes."""
+        """Does nothing: no size matters."""
 
     def classify(self, use: Use) -> tuple[int, Any]:
         """One class for all."""
@@ -194,7 +194,7 @@ class LeastRecentlyUsed:
         return 0, None
 
     def admitted(self, use: Use, stamp: int) -> None:
-        """Nothing is noted."""
+        """Notes nothing."""
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
         """One class for all."""
@@ -202,6 +202,6 @@ class LeastRecentlyUsed:
         return 0
 
     def describe(self, use_class: int) -> str:
-        """Nothing: there is one class."""
+        """Empty: there is one class."""
         del use_class
         return ""

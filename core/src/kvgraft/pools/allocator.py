@@ -18,15 +18,15 @@ SLOT_BYTES: Final = 4
 """Bytes of one slot number (int32)."""
 
 FRESH_AT_ONCE: Final = 4096
-"""Slots written down at a time, at least."""
+"""Slots listed at a time, at least."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SlotAllocator:
     """A last-in-first-out stack of free slot numbers.
 
-    Numbers are written down when they are first needed, so that opening a pool costs no more for
-    many slots than for few.
+    Numbers are listed when they are first needed, so that opening a pool costs no more for many
+    slots than for few.
 
     Args:
         capacity: number of slots, numbered from 0.
@@ -36,7 +36,7 @@ class SlotAllocator:
         closing: taken slots that leave the pool when they are freed; always 0 but in a pool whose
             boundary moves.
         n_free: slots nobody owns.
-        n_allocated: slots taken so far, again and again.
+        n_allocated: slots taken so far, each time counted.
 
     Not thread safe: the scheduler thread owns it.
     """
@@ -72,7 +72,7 @@ class SlotAllocator:
     def free(self, slots: bytes) -> None:
         """Give slots back; each must have been taken and not given back since (T9).
 
-        A slot given back twice while others are out shows in `check_integrity()`: to look at every
+        `check_integrity()` finds a slot that was freed twice while others are out: checking every
         slot here costs more than 2 % of a request.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The object a component package builds: its pools and its reach; copies between its pools."""
+"""The object that a component package builds, with pools and reach; copies between its pools."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class PrivatePool:
 class Component:
     """A component at work in one cache.
 
-    A package may subclass it to keep data for its hooks.
+    A package may subclass it to hold data for its hooks.
 
     Attributes:
         reach: the tokens it needs before a boundary.
@@ -141,7 +141,7 @@ def _whole_pages(name: str, options: ComponentOptions, context: BuildContext) ->
 
 
 def pair_planes(component: Component, query: TransferQuery) -> list[PlaneCopy]:
-    """Copies for every plane that pool and mirror both have, by layer and name.
+    """Copies for every plane that is in both pool and mirror, by layer and name.
 
     A component at home on HOST keeps more there than on DEVICE; planes without a partner are not
     copied. Pools without payload have nothing to copy.

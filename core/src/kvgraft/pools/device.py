@@ -31,9 +31,9 @@ MOVED_NBYTES = 256 << 20
 def stack_lanes(lanes: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """The rows of planes `[n_slots, n_lanes]` as few tensors `[n_planes, n_slots, n_lanes]`.
 
-    Planes share a stack if they have one shape and element type and lie in one piece of memory, an
-    equal distance apart, as in a pool of its own and in an engine's tensor with a row per layer.
-    Views, no copies; together they cover every plane once.
+    Planes share a stack if they have one shape and element type and lie in one piece of memory at
+    equal distances, as in our own pools and in an engine's tensor with a row per layer. Views, no
+    copies; together they cover every plane once.
     """
     alike: dict[object, list[torch.Tensor]] = {}
     for rows in lanes:
@@ -85,9 +85,9 @@ def slot_index(slots: bytes, device: torch.device | str = "cpu") -> torch.Tensor
 class DevicePool:
     """Slots on one device, laid out plane by plane in layer order.
 
-    Memory is taken when all pools of a cache are known to fit, or when something looks at it.
-    Planes of equal shape and element type lie behind one another in one tensor, so that copies of
-    slots cost a few calls for each kind of plane, and not for each plane.
+    Memory is taken when all pools of a cache are known to fit, or at its first use. Planes of equal
+    shape and element type share one tensor, so that copies of slots cost a few calls for each kind
+    of plane, and not for each plane.
 
     Args:
         specs: the planes of one slot.
@@ -99,8 +99,8 @@ class DevicePool:
     Attributes:
         device: torch device; `meta` in a cache without payload.
         planned: the memory that it takes; None over tensors of an engine.
-        allocator: which slots are free. Where the pool shares one budget with others it is the
-            arena's own, and the tensors have a row for every slot that there can be.
+        allocator: which slots are free. With one budget for several pools it is the arena's own,
+            and the tensors have a row for every possible slot.
         on_copy: called with sources and targets, both int32 `[n]` as bytes, to copy slots where an
             engine owns the memory; None where the pool copies them itself.
 
@@ -197,10 +197,10 @@ class DevicePool:
         return sum(space.slack_nbytes for space in self._spaces)
 
     def resize(self, n_slots: int) -> None:
-        """Have memory for the first `n_slots` slots; that of others goes back (K7).
+        """Take memory for the first `n_slots` slots, and free the rest (K7).
 
         Raises:
-            MemoryError: the device has not that much; no slot less than before has memory.
+            MemoryError: the device lacks memory; all slots keep theirs.
         """
         for space, row_nbytes in self._spaces.items():
             space.resize(n_slots * row_nbytes)

@@ -22,7 +22,7 @@ BLOCK_NBYTES = 4096
 """Bytes to which the memory and large slabs are aligned, so that disks read into them directly."""
 
 LARGE_NBYTES = 16 * BLOCK_NBYTES
-"""From here on a slab is large: rounding it up to whole blocks adds 6 % at most."""
+"""Bytes from which on a slab is large: rounding it up to whole blocks adds 6 % at most."""
 
 
 def _aligned(nbytes: int, alignment: int = SLAB_ALIGNMENT) -> int:
@@ -46,7 +46,7 @@ class HostMirror:
     """Page-first host memory: slot by slot, every layer's planes side by side.
 
     The memory begins at a block of 4 KiB; slabs of 64 KiB and more are whole blocks. It is taken
-    when all pools of a cache are known to fit, or when something looks at it.
+    when all pools of a cache are known to fit, or at its first use.
 
     Args:
         specs: the planes of one slot, normally those of the device pool.
@@ -120,7 +120,7 @@ class HostMirror:
         return 0 if self._space is None else self._space.slack_nbytes
 
     def resize(self, n_slots: int) -> None:
-        """Slots from `n_slots` on are of no use: give their memory back (K7)."""
+        """Free the memory of slots from `n_slots` on (K7)."""
         if self._space is not None:
             self._space.resize(n_slots * self.slab_nbytes)
 

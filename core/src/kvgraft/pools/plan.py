@@ -1,10 +1,9 @@
 """The memory that a cache's pools will take, added up before any is allocated.
 
-A component builds its pools itself, wherever it likes: in its fields, behind a private pool, in
-an object of its own. So pools report the memory they will take to the plan that is open when they
-are built, and take memory when the plan is settled, or when something looks at it before. The
-kernel promises more memory than it has and ends a process that makes use of the promise, without a
-word. So the core asks first.
+A component builds its pools itself, in any place: in its fields, behind a private pool, in an
+object of its own. So pools report the memory that they will take to the plan that is open when they
+are built. They take it when the plan is settled, or at an earlier first use. The kernel overcommits
+memory and kills a process that uses too much, without a message. So the core checks first.
 """
 
 from __future__ import annotations
@@ -45,10 +44,10 @@ def available_nbytes(device: torch.device) -> int | None:
 def host_available_nbytes(root: Path = Path("/")) -> int | None:
     """Bytes of main memory that can be taken without swapping; None where that is unknown.
 
-    The least of the machine's available memory and the memory that the control groups (v2 or v1) of
-    this process and all above it leave: their limit less their use. Caches of files do not count as
-    used, the kernel gives them up. Elsewhere than on Linux, the physical memory that is free, or
-    all of it where the system reports no more.
+    The minimum of the machine's available memory and of the limit less the use of each control
+    group (v2 or v1) of this process and above it. Caches of files do not count as used, since the
+    kernel frees them. On other systems than Linux it is the free physical memory, or all of it
+    where the system reports no more.
 
     Args:
         root: where `proc` and `sys` are.
@@ -136,8 +135,8 @@ class PlannedMemory:
         component: its component.
         tier: the pool's.
         device: where the memory is; torch's `meta` for a pool without payload.
-        nbytes: how much.
-        plan: the plan it is a part of.
+        nbytes: its size.
+        plan: its plan.
         limit_nbytes: the most that it may become, where its boundary can move; else None.
         limit_slots: the same in slots, once the pool has asked for those.
     """
@@ -166,7 +165,7 @@ class PlannedMemory:
         return None if self.device == NO_PAYLOAD else self.plan.runtime
 
     def take(self, allocate: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """A tensor of this memory; all that is planned so far must fit first.
+        """A tensor of this memory; everything planned so far must fit.
 
         Raises:
             ConfigError: it does not fit, or torch does not get it.
@@ -212,7 +211,7 @@ class PoolPlan:
     def add(
         self, tier: Tier, device: torch.device, nbytes: int, *, is_locked: bool = False
     ) -> PlannedMemory:
-        """One pool more; page-locked memory stays, and where no address space can be reserved."""
+        """Add a pool; page-locked memory cannot move, nor memory without reserved address space."""
         where = device if self.payload else NO_PAYLOAD
         is_locked = is_locked or (tier is Tier.HOST and self.runtime is not None)
         limit = self.budgets.get(tier)
@@ -227,7 +226,7 @@ class PoolPlan:
         return sum(pool.nbytes for pool in self.pools if pool.tier is tier)
 
     def settle(self) -> None:
-        """Take the memory of all pools, if it is there.
+        """Take the memory of all pools, if it is available.
 
         Raises:
             ConfigError: it is not there.
@@ -238,7 +237,7 @@ class PoolPlan:
             take()
 
     def expect_room(self) -> None:
-        """Refuse pools that are larger than the memory available at the first look.
+        """Refuse pools that are larger than the available memory, as first measured.
 
         Raises:
             ConfigError: with every component's need, per tier, and the memory available.

@@ -58,7 +58,7 @@ def attention_planes(options: AttentionOptions, page_size: int) -> list[PlaneSpe
 
     Per layer: `"k"` `(page_size, n_kv_heads, head_dim)` and `"v"` `(page_size, n_kv_heads,
     v_head_dim)`, or for MLA one plane `"latent"` `(page_size, latent_dim + rope_dim)`. Latent and
-    rotary key share a row because they are never of use apart: scores read the whole row, values
+    rotary key share a row because they are always used together: scores read the whole row, values
     are a view of its front, and a copy moves one run of bytes per layer instead of two.
     """
     dtype = torch_dtype(options.dtype)

@@ -8,7 +8,7 @@ slots           pages and states of a running request
 publishing      its data, offered to the tree and shared
 backup          which nodes are copied to HOST, and when
 eviction        slots freed for it in one pool
-rows, stepping  page tables, and a step of all that run
+rows, stepping  page tables, and a step of all running requests
 access          classes, priorities and times to live of its data
 pins, pending   prefixes that stay; pages that another request computes
 """

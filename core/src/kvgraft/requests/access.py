@@ -29,7 +29,7 @@ class AccessTracker:
         policy.opened(n_pages * tree.page_size)
 
     def begin(self, request: Request) -> None:
-        """Classify a request; the match that follows is of its class.
+        """Classify a request; the match that follows uses its class.
 
         Raises:
             ContractViolation: K1, the policy gives no class; P5, its code raises.
@@ -47,7 +47,7 @@ class AccessTracker:
         self._sort(request, "classify", its_class)
 
     def admitted(self, request: Request) -> None:
-        """The request runs: its prompt counts as used, once, also if it is restarted.
+        """The request runs: its prompt counts as used, once, even if it is restarted.
 
         Raises:
             ContractViolation: P5, the policy's code raises.
@@ -61,7 +61,7 @@ class AccessTracker:
         request.use_counted = True
 
     def finish(self, request: Request, hint: Hint | None) -> None:
-        """The request ends; what it leaves is of the class that the policy says now.
+        """The request ends; its data gets the class that the policy returns now.
 
         Raises:
             ContractViolation: K1, the policy gives no class; P5, its code raises.

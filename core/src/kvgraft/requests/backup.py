@@ -51,7 +51,7 @@ class Backups:
             self._back_up(_with_gaps_above(self.tree, anchor, nodes, since))
 
     def matched(self, receipt: Receipt) -> None:
-        """A match uses the data that `receipt` pins: data left behind is worth a copy now, too."""
+        """A match uses the data that `receipt` pins: evict-first data is worth a copy now, too."""
         if not self.enabled or self.policy is WritePolicy.WRITE_BACK:
             return
         anchor, components = receipt.anchor, self.tree.components
@@ -133,7 +133,7 @@ def _with_gaps_above(tree: Tree, anchor: Node, nodes: list[Node], since: int) ->
 
 
 RESERVE_SHARE: Final = 16
-"""The usual share: more is copied in vain, less is used up between two steps."""
+"""The usual share: a larger one makes useless copies, a smaller one runs out between steps."""
 
 STEPS: Final = 4
 """Steps in which an empty reserve is filled: this bounds the copies that one step begins."""
@@ -156,12 +156,12 @@ class CleanReserve:
     """Under write-back, begins the copies of the next victims of every pool with a HOST mirror.
 
     So eviction finds data that HOST has, and waits for no copy. Decides by the books and the
-    eviction order alone (D1). There is none where tenants share the pools: which data is next
-    depends on the tenant that asks.
+    eviction order alone (D1). Where tenants share the pools there is none: the next victim depends
+    on the requesting tenant.
 
     Attributes:
-        share: one in so many DEVICE slots of a pool is free, or in its reserve.
-        waited_for: pools, with the slots that the last request asked of them if they were short.
+        share: one in this many DEVICE slots of a pool is free, or in its reserve.
+        waited_for: short pools, with the slots that the last request needed of them.
     """
 
     def __init__(self, tree: Tree, journal: Journal, evictor: Evictor, policy: WritePolicy) -> None:
@@ -177,7 +177,7 @@ class CleanReserve:
         ]
 
     def wanted(self, component: TreeComponent) -> int:
-        """DEVICE slots of a component that are to be free, or in its reserve."""
+        """DEVICE slots of a component that should be free, or in its reserve."""
         return -(-component.device.capacity // self.share)
 
     def fill(self) -> None:

@@ -1,4 +1,4 @@
-"""A request's part of one component: its promises there, and the slots it holds."""
+"""A request's part of one component: its promises, and the slots that it holds."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Account:
         peak: most private slots held at any time.
         remaining: slots it will still take until its reservation ends.
         held: private slots it holds.
-        promised: slots it may take without asking.
+        promised: slots it may take without a check.
         load: how many of them are for its load-back.
     """
 
@@ -78,16 +78,15 @@ class Account:
     def extend(self, n: int) -> None:
         """Promise `n` slots at once beyond the promised ones; the caller checked the headroom.
 
-        The slots that remain to be taken do not grow by it: a chunk larger than the admitted one
-        takes slots of the reservation early, and a slot behind the reservation is taken now
-        (A11).
+        The remaining slots do not grow by it: a chunk larger than the admitted one takes slots of
+        the reservation early, and a slot behind the reservation is taken now (A11).
         """
         self.promised += n
         self.peak += n
         self.ledger.promised += n
 
     def add(self, n: int) -> None:
-        """Promise `n` slots that were not foreseen; the caller checked the headroom."""
+        """Promise `n` slots beyond the demand; the caller checked the headroom."""
         self.extend(n)
         self.remaining += n
 
@@ -111,13 +110,13 @@ class Account:
         self.promised -= n
 
     def loaded(self) -> None:
-        """The load-back took its slots; another's slots are not promised twice (A11)."""
+        """The load-back took its slots; those that another's took are not promised again (A11)."""
         self.promised -= self.load
         self.ledger.promised -= self.load
         self.load = 0
 
     def renewal(self, n: int) -> int:
-        """The rise of the promise when `n` held slots go to the tree or back to the pool."""
+        """How much the promise grows when `n` held slots go to the tree or back to the pool."""
         target = self.peak - self.held + n
         target = min(target, self.remaining)
         return target - self.promised if target > self.promised else 0
@@ -144,7 +143,7 @@ class Account:
 
 
 NO_DEMAND = Demand(0, 0)
-"""Of a request that was not asked about yet."""
+"""Of a request without a decision yet."""
 
 
 class Due(enum.Enum):
@@ -155,7 +154,7 @@ class Due(enum.Enum):
     GRID = "grid"
     """A resume point of the grid: kept where every state component has a slot to spare."""
     LEFT = "left"
-    """Left behind at the end of a chunk, where there is room among left-behind data."""
+    """Left behind at the end of a chunk, where evict-first data has room."""
     DECODED = "decoded"
     """The last boundary passed while decoding that is worth a copy."""
 
@@ -324,7 +323,7 @@ class RequestComponent:
 
     @property
     def stretch(self) -> Span | None:
-        """Its own pages if no page is missing between them; else None."""
+        """Its own pages, if they are consecutive; else None."""
         runs = self._runs
         if not self._newest:
             return Span(runs[0].first, runs[0].end) if len(runs) == 1 else None

@@ -18,7 +18,7 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 
 MOST_PIECES: Final = 16
-"""A victim is copied in so many pieces at most: each is waited for."""
+"""A victim is copied in at most this many pieces, each of which is waited for."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -51,7 +51,7 @@ class Evictor:
         return self._sweeper
 
     def finish_sweep(self) -> None:
-        """Free all cleared data that nobody holds."""
+        """Free all unpinned cleared data."""
         if self._sweeper is not None:
             self._sweeper.finish()
 
@@ -66,8 +66,8 @@ class Evictor:
             component: whose pool.
             tier: which of its pools.
             n_slots: slots that are to be free.
-            tenant: for whom: it loses its own data, and takes what others borrowed (K4, K5); None
-                for nobody, who may take any.
+            tenant: whose request needs them: victims are its own data, and what others borrowed
+                (K4, K5); None takes any data.
         """
         #   cleared ─► left behind, oldest first ─► the clean reserve ─► the policy's order
         ledger = component.books_for(tier, tenant)
@@ -80,7 +80,7 @@ class Evictor:
     def evict_for(
         self, component: TreeComponent, tier: Tier, n_slots: int, tenant: int | None
     ) -> bool:
-        """`ensure_free` behind the sweeper: cleared data is gone, as far as that was soon."""
+        """`ensure_free` after the sweeper freed cleared data, as far as it got."""
         ledger = component.books_for(tier, tenant)
         asked, self.tree.for_tenant = self.tree.for_tenant, tenant
         try:
@@ -99,7 +99,7 @@ class Evictor:
     ) -> None:
         """Free DEVICE slots of one component until `n_slots` are free (A7).
 
-        `promised` of them are a request's; the headroom has the others, and keeps them meanwhile.
+        A request was promised `promised` of them; the others come out of the headroom.
         """
         ledger = component.books_for(DEVICE, tenant)
         others = max(0, n_slots - promised)

@@ -21,8 +21,8 @@ class Loaded(NamedTuple):
     """The part of a request's prefix that is on HOST alone.
 
     Attributes:
-        slots: per component, in the tree's order, the slots that DEVICE lacks of those it needs,
-            and those that come from the other tiers; empty where there is nothing to load.
+        slots: per component, in the tree's order, the needed slots that DEVICE lacks, and those
+            that come from the other tiers; empty where there is nothing to load.
     """
 
     slots: Sequence[tuple[int, SlotHits]]
@@ -69,7 +69,7 @@ class HitCounts:
         """Hits by anchor in pages, whose slots are not counted yet: that is done in bulk."""
 
     def count(self, request: Request) -> Loaded:
-        """A request is admitted, and its load-back has not started; the part that it will load.
+        """Count an admitted request before its load-back; returns the part that it will load.
 
         O(1) where all of its prefix is on DEVICE, else O(nodes of the prefix).
         """
@@ -138,7 +138,7 @@ class HitCounts:
         ]
 
     def of_tenants(self) -> dict[str, Any]:
-        """The tenants' hits and slots by name; none where there are no tenants."""
+        """The tenants' hits and slots by name; empty without tenants."""
         return {}
 
 

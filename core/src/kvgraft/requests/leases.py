@@ -44,7 +44,7 @@ class Locks(NamedTuple):
     """Components' answers about pins at a boundary.
 
     Attributes:
-        segments: per component that has an answer of its own, by its index.
+        segments: per component whose hook names its own pages, by its index.
         undo: their inverse hooks.
     """
 
@@ -70,9 +70,9 @@ class Leases:
     """Matches keys, and pins what it finds.
 
     Attributes:
-        shared_loads: load-backs a request waited for that another had started (R6).
+        shared_loads: load-backs of other requests that a request waited for (R6).
         skipped_loads: prefixes computed again because that is estimated to be faster (R8).
-        never_resumes: whether no match is used, for want of a copy of a component's state (M8).
+        never_resumes: whether no match is used, because a component cannot copy its state (M8).
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Leases:
     def keep(self, key: TokenKey, limit: int) -> tuple[Match, Receipt | None]:
         """Match at most `limit` pages of a key, and pin the anchor for no request (K6).
 
-        It is no use of the data. No receipt where it would take promised slots.
+        It does not count as a use of the data. Returns no receipt if it would take promised slots.
         """
         found, _, _ = self._match(key, limit)
         host_from = 0 if self.tree.homes_on_host else matching.missing_from(self.tree, found)
@@ -237,7 +237,7 @@ class Leases:
 def begin_at(lease: Lease, request: Request, tree: Tree) -> None:
     """A request begins at a lease's anchor, or begins again there.
 
-    It gets new components: a caller whose request holds slots gives back those of the old ones.
+    It gets new components; a caller whose request holds slots must free those of the old ones.
     """
     found, receipt = lease.match, lease.receipt
     request.receipt, request.limited = receipt, lease.limited
@@ -353,7 +353,7 @@ class LoadBacks:
         """Reserve DEVICE slots for the missing part of the request's reach and start copying it.
 
         Room is made per pool, for its own shortfall (R3); all slots are reserved or none (R4). An
-        error leaves the request as it was, so that it may ask again (I8).
+        error leaves the request unchanged, so that it may try again (I8).
         """
         components = self.tree.components
         waits = [

@@ -29,8 +29,8 @@ class Retained(NamedTuple):
     """Pages that a running request retains as its own while it publishes others.
 
     Attributes:
-        pages: per component, in order; of bounded reaches those that it has slots of.
-        renews: whether bounded reaches are promised as many slots again as they give.
+        pages: per component, in order; of bounded reaches those with slots.
+        renews: whether bounded reaches are promised as many slots again as they publish.
     """
 
     pages: list[tuple[Span, ...]]
@@ -39,7 +39,7 @@ class Retained(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Offers:
-    """Takes what is to be shared out of a request's own slots, for the tree's insert."""
+    """Takes data to share out of a request's own slots, for the tree's insert."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -124,7 +124,7 @@ def _kept(request: Request, beside: list[tuple[Node, int]]) -> Retained:
 
 
 BEHIND_TOKENS: Final = 64
-"""Tokens left behind while decoding from which on a place in the tree pays."""
+"""Tokens left behind while decoding from which on inserting them into the tree pays."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -133,7 +133,7 @@ class Publisher:
 
     Attributes:
         checkpoints: how often requests shared their data and went on.
-        declined_checkpoints: how often they did not, for want of headroom (A12).
+        declined_checkpoints: how often they could not, without headroom (A12).
         tokens: tokens computed, prompts' and decoded ones.
     """
 
@@ -254,9 +254,9 @@ class Publisher:
     def leave_behind(self, request: Request, page: int, ahead: int) -> None:
         """Hand the tree the pages that bounded reaches at boundary `page` no longer cover (I9).
 
-        It is nobody's there: it costs no promise, and pages for new tokens are taken of it first.
-        A decode with small pages collects some before, as long as `ahead` more pages are promised;
-        where that is too little, pages that no resume point needs are given back to the pools.
+        They cost no promise there, and are the first victims for new tokens. A decode with small
+        pages collects some before, as long as `ahead` more pages are promised; if that is too
+        little, pages that no resume point needs are freed.
         """
         end = self.pages.left_behind(request, page)
         if not end:
@@ -290,8 +290,8 @@ class Publisher:
 
         Prefix-closed data comes along up to boundary `end` and stays pinned (T4); so no promise
         changes (I12). Pages that another request has inserted meanwhile stay the request's own as
-        well, so that its tables do not change; where they cannot be pinned beside them (A12),
-        left-behind pages are given back instead.
+        well, so that its tables do not change; if the tree's cannot be pinned beside them (A12),
+        left-behind pages are freed instead.
         """
         #   0 ────── anchor ────────── there ────────────── end          position
         #   pinned     │ others' nodes   │ the request's pages │  what reaches at position
@@ -384,8 +384,8 @@ class Publisher:
     ) -> None:
         """Insert up to boundary `page`, pin it there before the old pins go (I5), back it up.
 
-        The anchor stays where it is if it is deeper: the data published there is the request's own.
-        `locks` names the pages that components ask to pin.
+        A deeper anchor stays: the data published there is the request's own. `locks` names the
+        pages that components want pinned.
         """
         inserted = self._offer(request, page, retained)
         held = request.receipt

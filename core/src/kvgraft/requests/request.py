@@ -1,4 +1,4 @@
-"""A request: its lease, and its part of every component."""
+"""A request, with its lease and its part of every component."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ NEXT_CALL = {
     ADMITTED: "it is admitted already: go on with it, or restart it",
     CLOSED: "begin a new one",
 }
-"""After a call out of order: the call to make, by the request's stage."""
+"""The call to make after one out of order, by the request's stage."""
 
 
 class Limited(str, enum.Enum):
@@ -54,11 +54,11 @@ class Limited(str, enum.Enum):
 
 
 class LeftOut(NamedTuple):
-    """The pool of states in which a request could never keep the points that it leaves out.
+    """The pool of states that is too small for the points that a request leaves out.
 
     Attributes:
         component: whose states.
-        needed: states that one point more than are kept would take.
+        needed: states that it would take with one more point.
         capacity: states of the pool.
     """
 
@@ -81,52 +81,52 @@ class Request:
     Attributes:
         key: its tokens; the engine appends decoded ones.
         prompt: prompt length.
-        total: prompt plus the decode tokens reserved for.
+        total: prompt plus reserved decode tokens.
         chunk: largest prefill step.
         draft_pages: pages for drafts that it is promised; 0 where they could never fit.
         computed: tokens whose data exists.
         allocated: pages with slots.
         anchor_tokens: length of the prefix it resumes from.
         device_tokens: how much of that can be resumed from DEVICE alone.
-        storage_tokens: how much of it STORAGE brought back for this request and is on HOST alone.
+        storage_tokens: how much of it STORAGE brought back for this request and only HOST has.
         fetched: the pages that its prefetch made resumable.
         components: its part of every component, in the tree's order; a lease makes them anew.
         state_components: those of state components.
         bounded_components: those of paged components that do not need every page.
         checkpoints: boundaries (in pages) ahead at which states are captured.
         points: the resume points decided so far, by boundary in pages.
-        resume_at: boundaries in pages that the engine named as such.
-        points_left_out: the reason for which points ahead that are not among `checkpoints` are
-            skipped once it is admitted; None if all stay.
-        keeps_decoded: whether a state follows its decode, to be left behind at its end; not where
-            the pool could never hold that beside its live one.
-        skipped: the skipped points, as boundary in pages and kind: each is counted once, also after
+        resume_at: boundaries in pages that the engine named as resume points.
+        points_left_out: why points ahead that are not among `checkpoints` are skipped at its
+            admission; None if all stay.
+        keeps_decoded: whether a state of its decode stays at its end; not if the pool could never
+            hold that beside its live one.
+        skipped: the skipped points, as boundary in pages and kind: each is counted once, even after
             `restart`. A restart with another key forgets them.
         left: boundaries in pages whose states it left behind, where no resume point is.
         last_point: the deepest of `points` it has passed.
         last_left: the deepest of `left` it has passed.
-        continues: whether it goes on, once it is admitted, after it was retracted or restarted.
+        continues: whether it was admitted before, and was retracted or restarted.
         cache_mark: a weak reference of its cache, the same for all of its requests; a request kept
             after its end keeps no cache.
-        root: its namespace's root, which stays while it runs.
-        cached: the deepest boundary, in pages, that it can leave all components' data at so far.
+        root: its namespace's root, kept while it runs.
+        cached: the deepest boundary, in pages, at which all components' data can be cached so far.
         published: whether the tree got pages of it that no backup was started for.
         row: its row of the page tables; -1 before its first `Cache.step`.
         stage: leased, admitted or closed.
-        key_edits: the key's edits when the request began, and those after that cut drafts alone.
+        key_edits: the key's edits when the request began, and later ones that only cut drafts.
         cuts: `Rows.cuts` of the tables that it has a row of.
         namespace: the key's namespace then; the request works there until it ends.
         load_started: whether `load_back` was called since it was admitted.
         limited: why the match is shorter than the tree's data; None if it is not, and after a
             failed load-back.
-        requested_retention: the priority and time to live asked for its data; None if none was.
+        requested_retention: the requested priority and time to live of its data; None without.
         hint: whether its sequence comes back, as the engine knew when it began.
-        use: what the eviction policy sees of it; None for a policy without classes.
+        use: its view for the eviction policy; None for a policy without classes.
         use_class: class of its data, for the eviction policy.
-        use_retention: how long its data is kept; None for no wish.
+        use_retention: how long its data is kept; None for the default.
         use_counted: whether the policy knows that it runs.
         deferrals_left: how many more calls of `admit` may defer it while another request computes
-            pages that it would resume from.
+            pages that it could resume from.
         deferred: whether the last one did: the next one matches again.
     """
 
@@ -239,7 +239,7 @@ class Request:
         )
 
     def has_same_key(self) -> bool:
-        """Whether no token that it has was cut from its key, which is in the same namespace."""
+        """Whether its key still has all of its tokens and its namespace."""
         return self.key.edits == self.key_edits and self.key.namespace == self.namespace
 
     def expect_namespace(self) -> None:
@@ -276,7 +276,7 @@ class Request:
         return self.computed + n_tokens
 
     def was_cut(self, end: int) -> None:
-        """Its key was cut: what its last step gave slots for behind that is of other tokens."""
+        """Its key was cut: tokens of its last step behind the cut do not count."""
         if self.row >= 0:
             self.cuts[self.row] = min(end, self.cuts.get(self.row, end))
 
@@ -302,8 +302,8 @@ class Request:
     def pending(self) -> Pending | None:
         """A longer prefix that a running request is about to share; None if there is none.
 
-        Of a request that is not admitted yet: none for others. It is looked for with every use, in
-        O(running requests + its length).
+        Only for a request that is not admitted yet. Each use searches, in O(running requests + its
+        length).
         """
         cache = self.cache_mark()
         found: Pending | None = None if cache is None else cache.pending.find(self)
@@ -311,10 +311,10 @@ class Request:
 
     @property
     def fresh(self) -> bool:
-        """Whether its states are not the sequence's yet: no token of it is computed or reused.
+        """Whether its states are uninitialized: none of its tokens is computed or reused.
 
-        Their slots have whatever they had before, another request's. Write the initial state, or
-        have kernels take none: `has_initial_state`.
+        Their slots still have another request's data. Write the initial state, or make kernels read
+        none (`has_initial_state`).
         """
         return not self.computed
 
@@ -330,7 +330,7 @@ class Request:
 
     @property
     def load_failed(self) -> bool:
-        """Whether a transfer it waited for delivered nothing; restart it (R5)."""
+        """Whether a transfer that it waited for failed; restart it (R5)."""
         return any(transfer.failed for transfer in self.waits)
 
 
@@ -352,10 +352,10 @@ class Pending(NamedTuple):
 
 
 def whole(n_tokens: object, call: str) -> int:
-    """A number of tokens as an int, whichever type says it.
+    """A number of tokens as an int, of any integral type.
 
     Raises:
-        LeaseError: it is none.
+        LeaseError: it is no such number.
     """
     if not isinstance(n_tokens, bool) and isinstance(n_tokens, Integral) and int(n_tokens) >= 0:
         return int(n_tokens)

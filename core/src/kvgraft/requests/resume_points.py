@@ -1,8 +1,8 @@
-"""Resume points: boundaries at which requests leave every component's data behind (I9 to I12).
+"""Resume points: boundaries at which requests keep every component's data (I9 to I12).
 
-Decided here, once, for all components together: a window worth keeping where no state is, or the
-other way round, is waste. Some are known when a request is matched; the regular ones of a long
-prompt follow as it runs. Data between them is left behind as well, but is evicted first.
+They are decided here, once, for all components together: a window without a state at the same
+boundary, or the reverse, is useless. Some are known when a request is matched; the regular ones of
+a long prompt follow as it runs. Data between them is evict-first.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ DRAFTED_TOKENS: Final = 64
 REPEAT_SHARE: Final = 1 / 4
 """Least part of a page-aligned prompt that a state before its last page must save repetitions.
 
-Such a prompt's end is of no use to an identical one, which computes one token at least; a longer
-prompt finds it without the point, which costs an extra pass of the model, or a state at least.
-Where somebody computed the same prompt before, repetitions are to be expected, and the point is
-always made; also where it is asked for. Windows alone cost a page more and no pass: always made.
+An identical prompt cannot use the end of such a prompt, because it must compute a token; a longer
+prompt uses it without the point. The point costs an extra pass of the model, or at least a state.
+It is always made if the same prompt was computed before, since repetitions are likely then, or if
+the engine names it, or if there are only windows, for which it costs a page and no pass.
 """
 
 NOTHING = range(0)
@@ -54,10 +54,10 @@ NOTHING = range(0)
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ResumePoints:
-    """Where the requests of one cache leave resume points, and how many they left.
+    """Where the requests of one cache make resume points, and how many they made.
 
-    Where every component needs every page, each boundary can be resumed from and there is nothing
-    to decide.
+    If every component needs every page, each boundary can be resumed from and there is nothing to
+    decide.
 
     Args:
         tree: the components' reaches.
@@ -67,13 +67,13 @@ class ResumePoints:
     Attributes:
         made: points by kind: boundaries whose data went to the tree; one that was lost and made
             again counts twice.
-        used: requests that were admitted and resume there.
+        used: admitted requests that resume there.
         skipped: points left out: a state found no slot, or could never fit (I11).
-        reasons: why the last one was skipped, of kinds of which some were.
+        reasons: why the last one was skipped, by kind.
         spacing: pages between points of a grid.
         state_spacing: pages between states that are left behind at the ends of chunks.
         decode_pages: while decoding, states are kept at multiples of this many pages.
-        late_pages: how many pages behind its window a decode keeps until the next state, at most.
+        late_pages: most pages behind its window that a decode keeps until the next state.
         draft_pages: pages of the drafts of a pass, at most.
     """
 
@@ -115,7 +115,7 @@ class ResumePoints:
 
     @property
     def lost(self) -> dict[PointKind, int]:
-        """Points by kind of which a component's data left its last tier, used before or not."""
+        """Points by kind that lost a component's data from its last tier, used before or not."""
         return self.tree.lost_points
 
     def stats(self) -> dict[PointKind, PointStats]:
@@ -190,7 +190,7 @@ class ResumePoints:
         return page - max(request.last_point, request.last_left) >= self.state_spacing
 
     def most_useful(self, request: Request) -> list[int]:
-        """The points ahead at which states are captured, those first that are given up last.
+        """The points ahead at which states are captured, the most useful first.
 
         A repetition resumes at the deepest before the prompt's end; a longer prompt mostly resumes
         where the request ended.
@@ -201,7 +201,7 @@ class ResumePoints:
     def skip_left_out(self, request: Request) -> None:
         """Skip, for all components, the points that were left out so that the request fits.
 
-        No request is rejected for the sake of a point.
+        No request is rejected because of a point.
         """
         for page in request.points.keys() - request.checkpoints:
             self.skip(request, page, str(request.points_left_out))
@@ -218,7 +218,7 @@ class ResumePoints:
             self.reasons[kind] = reason
 
     def used_at(self, anchor: Node) -> None:
-        """Count the use of a point: a request was admitted and resumes at the end of `anchor`."""
+        """Count the use of a point: an admitted request resumes at the end of `anchor`."""
         points = anchor.points
         if len(points) == anchor.end - anchor.start:  # they end with a point
             self.used[KINDS[points[-1]]] += 1
@@ -237,7 +237,7 @@ def _pages_for(components: Sequence[TreeComponent], nbytes: Sequence[int], base_
 
 
 def resume_pages(resume_at: object, prompt: int, page_size: int) -> tuple[int, ...]:
-    """The whole pages up to positions the engine names, in tokens: one or several.
+    """The whole pages up to positions that the engine names, in tokens: one or several.
 
     Raises:
         ConfigError: one that is no position of the prompt.

@@ -20,7 +20,7 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Span
 
 PASSED = "the engine computed past it"
-"""Why a point is skipped whose state the model has written over."""
+"""Why a point is skipped if the model has overwritten its state."""
 
 
 def needed_between(
@@ -152,7 +152,7 @@ class PageSlots:
     ) -> list[tuple[Ledger, int]] | None:
         """The slots, by pool, that the next `pages` pages need beside the promised ones.
 
-        None if they do not fit once those behind boundary `page` are left behind.
+        None if they do not fit even after the pages behind boundary `page` are handed to the tree.
         """
         first, end = request.allocated, request.allocated + pages
         found: list[tuple[Ledger, int]] = []
@@ -296,7 +296,7 @@ class StateSlots:
     def keep_due(self, request: Request, part: RequestState) -> None:
         """Copy the live state if it is due, as a captured one or as the decode's last boundary.
 
-        Without a slot the point is skipped (I11); nothing fails for want of one.
+        Without a slot the point is skipped (I11); nothing fails.
         """
         if not part.due or part.live is None:
             return

@@ -56,8 +56,8 @@ def slot_table(
 ) -> npt.NDArray[np.int32]:
     """The slots that a request holds on one tier, page by page from `start` on; -1 for none.
 
-    It holds what it has pinned and what is its own. Of a bounded reach the tree may have data
-    before that; others may take those slots at any time, and they are not in the table.
+    These are its pinned slots and its own. The tree may have data before a bounded reach; others
+    may take those slots at any time, so they are not in the table.
 
     Raises:
         LeaseError: the request has ended, or is none.

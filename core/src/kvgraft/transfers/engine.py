@@ -26,7 +26,7 @@ class Fence(Protocol):
 
 
 def expect_fence(fence: object) -> None:
-    """Refuse an object that nothing can wait for; None is no fence.
+    """Refuse an object without `wait`; None means no fence.
 
     Raises:
         ConfigError: naming it.
@@ -39,11 +39,11 @@ def expect_fence(fence: object) -> None:
 
 
 class Fences:
-    """The points of the computation that engines named, as copies to HOST wait for them (B4).
+    """The points of the computation that an engine named; copies to HOST wait for them (B4).
 
-    Computation happens in order, so a point named for the first time covers all before it. One that
-    is named again is either an old one or the engine uses the object for a new point: copies wait
-    for it beside the latest. Points that cannot be referenced weakly count as new each time.
+    Computation happens in order, so a new point covers all before it. A point that is named again
+    is either an old one, or the same object for a new point: copies wait for it and for the latest.
+    Points without weak references count as new each time.
     """
 
     __slots__ = ("_ahead", "_known")
@@ -116,7 +116,7 @@ class Ticket:
 
     @property
     def done(self) -> bool:
-        """Whether the copies ended, well or badly."""
+        """Whether the copies ended, even if they failed."""
         return self._done
 
     def finish_layer(self) -> None:
@@ -167,14 +167,15 @@ class TransferEngine(Protocol):
 
 
 Submissions: TypeAlias = "queue.SimpleQueue[tuple[Ticket, Fence | None, float] | None]"
-"""Each ticket with its fence, and the time by `time.monotonic` at which it waits no longer."""
+"""Each ticket with its fence, and when its wait ends, by `time.monotonic`."""
 
 
 class CpuTransferEngine:
     """Worker threads that run submissions in order.
 
     Args:
-        n_workers: threads; submissions start in order, and with more than one may end out of it.
+        n_workers: threads; submissions start in order, but several threads may end them out of
+            order.
         fence_timeout_s: seconds after its submission at which a copy whose fence was not reached
             fails; a cache gives the engine it makes its `transfer_timeout_s`.
     """
@@ -197,7 +198,7 @@ class CpuTransferEngine:
         self._stop = weakref.finalize(self, _stop, self._queue, n_workers)
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
-        """Queue the copies; see `TransferEngine.submit`. Once it is closed they fail at once."""
+        """Queue the copies; see `TransferEngine.submit`. A closed engine fails them at once."""
         ticket = Ticket(copies)
         if self._stop.alive:
             self._queue.put((ticket, fence, time.monotonic() + self._fence_timeout_s))
@@ -244,7 +245,7 @@ def run_layers(ticket: Ticket) -> None:
 class NoPayloadTransferEngine:
     """A transfer engine for pools on torch's device `meta`: every submission ends at once.
 
-    Fences order reads and writes of payload, so there is none to wait for.
+    Without payload there is no fence to wait for.
     """
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
@@ -256,4 +257,4 @@ class NoPayloadTransferEngine:
         return ticket
 
     def close(self) -> None:
-        """Nothing was left to finish."""
+        """Does nothing: every submission has ended."""

@@ -28,7 +28,7 @@ class Transfer:
         ticket: the engine's progress.
         direction: which way it moves data.
         submitted_s: when it was handed to the engine, by `time.monotonic`.
-        late: whether it was waited for in vain.
+        late: whether a wait for it timed out.
         failed: whether it ended without delivering (R5).
     """
 
@@ -51,7 +51,7 @@ class Transfer:
 
     @property
     def ended(self) -> bool:
-        """Whether it was acknowledged to the tree, well or badly."""
+        """Whether it was acknowledged to the tree, even if it failed."""
         return self.operation is None
 
 
@@ -59,7 +59,7 @@ class Counters:
     """Transfers of one direction since the cache was made; slots per component.
 
     Attributes:
-        waits: how often a caller had to wait until some had ended.
+        waits: how often a caller waited for some to end.
     """
 
     __slots__ = ("completed", "failed", "slots", "started", "waits")
@@ -73,7 +73,7 @@ class Counters:
 
 
 class Journal:
-    """Submits operations to an engine and tells the tree how they ended (B3, R2).
+    """Submits operations to an engine and commits or aborts them in the tree (B3, R2).
 
     Acknowledgements of one direction are taken in the order of submission, so a child's backup is
     never published before its parent's (B1).
@@ -100,7 +100,7 @@ class Journal:
     def set_fence(self, fence: Fence | None) -> None:
         """The engine named a point of its computation, unless it is None.
 
-        Whatever is copied to HOST from now on waits for it, and for newer points named before (B4).
+        All later copies to HOST wait for it, and for newer points named before (B4).
         """
         if fence is not None and fence is not self.fence:
             self._fences.name(fence)
@@ -139,7 +139,7 @@ class Journal:
         return transfer
 
     def poll(self) -> int:
-        """Take in finished transfers; returns how many ended. Never waits."""
+        """Process finished transfers; returns how many ended. Never waits."""
         ended = 0
         for queue in self.queues.values():
             while queue and queue[0].ticket.done:
@@ -158,7 +158,7 @@ class Journal:
     def settle(self, transfers: Sequence[Transfer], timeout_s: float) -> None:
         """Wait for some transfers and those before them, at most `timeout_s` seconds in all.
 
-        Copies that never end are waited for once, not by every call.
+        Only one call waits for copies that never end.
         """
         deadline = time.monotonic() + timeout_s
         for transfer in transfers:
@@ -173,7 +173,7 @@ class Journal:
                 self.acknowledge(queue.popleft())
 
     def is_stalled(self, direction: Direction) -> bool:
-        """Whether the next transfer to end was waited for in vain, and has not ended since."""
+        """Whether a wait for the next transfer timed out, and it has not ended since."""
         queue = self.queues[direction]
         return bool(queue) and queue[0].late and not queue[0].ticket.done
 

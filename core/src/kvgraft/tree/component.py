@@ -2,17 +2,17 @@
 
 Candidates are sorted three times:
 
-    tenant   who borrowed most for its weight gives up data first, see `PoolBooks.giver`
+    tenant   the one that borrowed most for its weight loses data first, see `PoolBooks.giver`
     level    data that running requests left behind, then data whose time is over, then the lowest
              priority, see `Tree.lifetimes`
     order    as the policy says; of the first two levels by age
 
-A node is entered while it is a candidate, with the stamp of its cell: what no longer is one, or was
-used, is withdrawn at once, so that nobody who makes room has to pass entries that are outdated.
+A node is entered while it is a candidate, with the stamp of its cell. It is withdrawn at once when
+it is used or no longer a candidate, so that an eviction never passes over stale entries.
 
 Two lists beside this queue hold the copies that write-back makes, `TreeComponent.clean` and
 `TreeComponent.doubles`. They leave before other data, in the order in which they were copied: no
-policy orders them, and whether one is outdated is asked when its turn comes.
+policy orders them, and a stale entry is found when its turn comes.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 
 
 EXPIRED: Final = -1 << 16
-"""The level of data whose time is over: below every priority."""
+"""The level of expired data: below every priority."""
 
 LEFT: Final = EXPIRED - 1
-"""The level of data that a running request left behind, and that was not used since (I9)."""
+"""The level of evict-first data, left behind and not used since (I9)."""
 
 
 class _Line:
@@ -54,13 +54,13 @@ class _Line:
 class Candidates:
     """The candidates of one pool.
 
-    Each tenant and level has an order of its own, made by the policy: one that ranks by what it
-    costs to lose a candidate now has no number that could be part of a common key.
+    Each tenant and level has an order of its own, made by the policy: a policy that ranks by the
+    current cost of losing a candidate has no fixed number for a common key.
 
     Args:
         tree: says for whom room is made (`Tree.for_tenant`), and how long data is kept.
         component: name and index of the component.
-        place: the bit that says in `Cell.queued` that a cell is entered here.
+        place: the bit of `Cell.queued` for cells that are entered here.
         pool: the pool's ledger.
     """
 
@@ -74,7 +74,7 @@ class Candidates:
         self.use(lambda pool: RecencyQueue())
 
     def use(self, make: Callable[[PoolBooks], Order]) -> None:
-        """Let a policy order the candidates; there is none so far."""
+        """Let a policy order the candidates; must be called while there are none."""
         self._make = make
         self._lines: list[dict[int, _Line]] = [
             {LEFT: _Line(RecencyQueue()), 0: _Line(make(each))} for each in self._pool.parts
@@ -95,8 +95,8 @@ class Candidates:
     def push(self, node: Node) -> None:
         """Enter a candidate; nothing happens if it is entered already.
 
-        Pins and ledgers are being changed, so an order that fails is reported where room is made
-        next (I8).
+        Pins and ledgers are being changed, so a failing order is reported at the next eviction
+        (I8).
         """
         cell = node.cells[self.index]
         if cell.queued & self._place:
@@ -113,7 +113,7 @@ class Candidates:
             self._tree.lifetimes.entered(self, node, cell.stamp)
 
     def withdraw(self, node: Node) -> None:
-        """Drop what is no candidate any more; nothing happens if it is not entered."""
+        """Drop a node that is no longer a candidate; nothing happens if it is not entered."""
         cell = node.cells[self.index]
         if not cell.queued & self._place:
             return
@@ -125,11 +125,11 @@ class Candidates:
             self._refused = self._refused or error
 
     def take(self, least: int = LEFT) -> Node | None:
-        """Take the next victim; None if nobody has one to give up of the level `least` or above.
+        """Take the next victim; None if there is none of the level `least` or above.
 
         Raises:
-            ContractViolation: K2, the policy's order gives what is not entered in it, or none
-                though there is one; or its code raises, here or for a candidate before.
+            ContractViolation: K2, the policy's order returns an entry that it does not have, or
+                none though it has one; or its code raises, here or for an earlier candidate.
         """
         if self._refused is not None:
             said = f"{type(self._refused).__name__}: {self._refused}"
@@ -160,11 +160,11 @@ class Candidates:
         return node
 
     def next_level(self) -> int | None:
-        """The level of the next victim; None if nobody has one to give up."""
+        """The level of the next victim; None if there is none."""
         return self._next(LEFT)[1]
 
     def giver(self) -> int | None:
-        """The tenant whose data goes next; None if none has to give any up."""
+        """The tenant that loses data next; None if none has to."""
         return self._pool.giver(self._tree.for_tenant, self)
 
     def waits(self, tenant: int) -> bool:
@@ -220,7 +220,7 @@ class Fifo:
     """Nodes of one pool, first in, first out.
 
     Attributes:
-        n_slots: slots of the entries, as many as they had when they were entered.
+        n_slots: slots of the entries, counted when they were entered.
     """
 
     __slots__ = ("_entries", "_index", "_place", "n_slots")
@@ -247,7 +247,7 @@ class Fifo:
 
     @property
     def last(self) -> tuple[int, Node] | None:
-        """The entry behind all others; None if there is none, or data of its use was used since."""
+        """The last entry; None if there is none, or its data was used since."""
         found: tuple[int, Node] | None = None
         latest = 0
         for node in reversed(self._entries):
@@ -280,7 +280,7 @@ BOUNDARIES: Final = 1024
 """Boundaries whose pages under the reach are remembered, of each component."""
 
 FOREIGN_BOUNDARIES: Final = 16
-"""The same of a reach with terms of others, which may name thousands of ranges at each."""
+"""The same for a reach with custom terms, which may name thousands of ranges at each."""
 
 
 Cause = Literal["demoted", "deleted", "cascade", "leaf", "cleared"]
@@ -289,8 +289,8 @@ Cause = Literal["demoted", "deleted", "cascade", "leaf", "cleared"]
     demoted    the pool was short; a copy stays on another tier
     deleted    the pool was short; no copy was left
     cascade    a component of wider or equal reach lost its data on the node (E3)
-    leaf       another component's pool was short, at a leaf, where everything goes (E3)
-    cleared    its namespace was cleared, and nobody holds it (any more)
+    leaf       another component's pool was short, at a leaf, where all data leaves (E3)
+    cleared    its namespace was cleared, and nobody holds it any more
 """
 
 CAUSES: tuple[Cause, ...] = ("demoted", "deleted", "cascade", "leaf", "cleared")
@@ -322,8 +322,8 @@ class ComponentShape(NamedTuple):
 def ordered(shapes: Sequence[ComponentShape]) -> list[ComponentShape]:
     """Components in the tree's order: containing before contained, then widest reach first (T4).
 
-    The first, the base, ends at every boundary: its data tells how far a sequence was computed.
-    The order depends on the set of components only, not on how it was listed (D1).
+    The first, the base, ends at every boundary: its data shows how far a sequence was computed. The
+    order depends on the set of components only, not on how it was listed (D1).
 
     Raises:
         ConfigError: no component, two of one name, or none whose reach ends at every boundary.
@@ -378,22 +378,21 @@ class TreeComponent:
         devices, hosts: their ledgers by tenant (`Node.tenant`); where there are no tenants,
             `device` and `host` alone.
         narrower: indexes of components whose reach this one contains, itself included: their data
-            loses its use on a node where this component's data is gone (E3).
-        depends_on: indexes of the components without whose data on a node this one's is of no use
-            there: those that need every page, else the base, where their reach contains this
-            one's and is not contained in it (T4).
-        segment_at: gives the pages that its reach covers at a boundary, in pages; of a state the
+            is useless on a node without this component's (E3).
+        depends_on: indexes of the components without whose data on a node this one's is useless:
+            those that need every page, else the base, if their reach contains this one's and is not
+            contained in it (T4).
+        segment_at: returns the pages that its reach covers at a boundary, in pages; for a state the
             empty span there.
-        clean: the first of `device.queue`, taken out of it to be copied to HOST before they leave:
-            the clean reserve. They go before the others, but for data that was left behind. What is
-            used meanwhile is a candidate among these again.
+        clean: the clean reserve: the first of `device.queue`, taken out of it and copied to HOST
+            before they leave. They leave before all others except evict-first data. An entry that
+            is used meanwhile returns to the queue.
         doubles: nodes whose data both tiers have and that are not in the clean reserve. Under
-            write-back HOST gives up these copies first, the oldest entry before others.
-        lists_doubles: whether it does: they are no canonical copies, and no tenants share HOST.
+            write-back HOST evicts these copies first, the oldest entry before others.
+        lists_doubles: whether it does: not for canonical copies, nor where tenants share HOST.
         host_floor: the policy's score of the last victim on HOST; None without one.
         host_level: that victim's level, see `Tree.lifetimes`.
-        per_tenant_order: whether tenants share its pools: candidates are kept back from some of
-            them.
+        per_tenant_order: whether tenants share its pools: some may not take all candidates.
     """
 
     __slots__ = (
@@ -472,19 +471,19 @@ class TreeComponent:
         self.lists_doubles = not kept
 
     def pool(self, tier: Tier) -> PoolBooks:
-        """Its books of a tier, of which it has a pool."""
+        """Its books of a tier on which it has a pool."""
         pool = self.device if tier is DEVICE else self.host
         assert pool is not None
         return pool
 
     def ledger(self, tier: Tier, tenant: int) -> Ledger:
-        """A tenant's ledger of that pool, the only one where there are no tenants."""
+        """A tenant's ledger of that pool, the only one without tenants."""
         ledger = self.devices[tenant] if tier is DEVICE else self.hosts[tenant]
         assert ledger is not None
         return ledger
 
     def books_for(self, tier: Tier, tenant: int | None) -> PoolBooks:
-        """The books that say whether a tenant, or with None anybody, may take slots."""
+        """The books that decide whether a tenant, or with None any request, may take slots."""
         if tenant is None:
             return self.pool(tier)
         books = (self.devices if tier is DEVICE else self.hosts)[tenant]
@@ -534,12 +533,12 @@ class TreeComponent:
             host.queue.push(node)
 
     def is_worth(self, stamp: int, other: int) -> bool:
-        """Whether the policy thinks no less of data with a stamp than of data with another one."""
+        """Whether the policy scores data with a stamp no lower than data with another one."""
         score = self.device.queue.score(stamp)
         return score is None or (least := self.device.queue.score(other)) is None or score >= least
 
     def pop_device(self) -> Node | None:
-        """Take the next DEVICE candidate: left behind, then the clean reserve; None if none is."""
+        """Take the next DEVICE candidate: evict-first, then the clean reserve; None if none is."""
         if self.clean and self.device.queue.next_level() != LEFT:
             node = self._pop_clean()
             if node is not None:
@@ -547,11 +546,11 @@ class TreeComponent:
         return self.device.queue.take()
 
     def keep_clean(self, node: Node, stamp: int) -> None:
-        """Enter a node in the clean reserve, as the last to go.
+        """Enter a node in the clean reserve, as its last victim.
 
         Args:
-            node: taken off its queue, or above one that was and not entered in one itself.
-            stamp: its cell's, or of the node below: it inherits that when the node below leaves.
+            node: taken off its queue; or not queued itself, above one that was.
+            stamp: its cell's, or that of the node below, which it inherits when that leaves.
         """
         assert not node.cells[self.index].queued & (ON_DEVICE | CLEAN)
         self.clean.enter(stamp, node, self.n_slots(node))
@@ -575,7 +574,7 @@ class TreeComponent:
             self.doubles.enter(cell.stamp, node, self.n_slots(node))
 
     def pop_double(self) -> Node | None:
-        """The first node whose data both tiers have, taken off; None if there is none."""
+        """Take the first node whose data both tiers have; None if there is none."""
         while (entry := self.doubles.pop()) is not None:
             cell = entry[1].cells[self.index]
             if cell.device is not None and cell.host is not None and not cell.queued & CLEAN:

@@ -1,9 +1,8 @@
 """Making room (E1 to E7).
 
-A pool asks for slots. Data that running requests left behind and that was not used since goes
-first, then the least recently used victim of that component (I9). Inside the tree it takes narrower
-components along and leaves wider ones; at a leaf everything goes. Candidates wait in queues per
-component and tier, see `kvgraft.tree.component`.
+A pool needs slots. Evict-first data goes first, then the least recently used victim of that
+component (I9). Inside the tree narrower components leave with it and wider ones stay; at a leaf all
+data leaves. Candidates wait in queues per component and tier, see `kvgraft.tree.component`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 
 LEAST_TOKENS, LEAST_SHARE = 1024, 64
-"""The tokens, or the part, that a long node loses at least: each time its rest is copied."""
+"""The least tokens, or part, that a long node loses at a time: the rest is copied each time."""
 
 
 class Victim(NamedTuple):
@@ -30,7 +29,7 @@ class Victim(NamedTuple):
     Attributes:
         node: the node.
         component: whose pool is short.
-        components: whose cells leave, that one among them.
+        components: whose cells leave, including that one.
         at_leaf: whether no node below has data on DEVICE.
     """
 
@@ -41,7 +40,7 @@ class Victim(NamedTuple):
 
 
 def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
-    """Let `policy` order what leaves every pool, component by component; the tree is empty."""
+    """Let `policy` order the victims of every pool, component by component; the tree is empty."""
     tree.policy = policy
     for component in tree.components:
         cost = None if component.is_prefix_closed else partial(cost_of_losing, component)
@@ -53,7 +52,7 @@ def use_policy(tree: Tree, policy: EvictionPolicy) -> None:
 
 
 def has_left_behind(tree: Tree, component: TreeComponent, tenant: int) -> bool:
-    """Whether the next victim for a tenant's request is data that a running request left behind."""
+    """Whether the next victim for a tenant's request is evict-first data."""
     asked, tree.for_tenant = tree.for_tenant, tenant
     try:
         return component.device.queue.next_level() == LEFT
@@ -69,7 +68,7 @@ def next_device_victim(tree: Tree, component: TreeComponent) -> Victim | None:
 def next_victim(
     tree: Tree, component: TreeComponent, take: Callable[[], Node | None]
 ) -> Victim | None:
-    """The next DEVICE candidate that `take` gives and that can leave; None if there is none."""
+    """The next DEVICE candidate from `take` that can leave; None if there is none."""
     passed: list[Node] = []
     victim = None
     while victim is None and (node := take()) is not None:
@@ -84,13 +83,13 @@ def next_victim(
 
 
 def victim_at(tree: Tree, node: Node, component: TreeComponent, below: int = 0) -> Victim | None:
-    """The component's data on `node`, and all that leaves DEVICE with it; None if it cannot leave.
+    """The component's data on `node`, with all data that leaves DEVICE along; None if it cannot.
 
     Args:
         tree: the tree.
         node: where.
         component: whose pool is short.
-        below: children that are taken to have left before.
+        below: children that count as gone.
     """
     cell = node.cells[component.index]
     if cell.device is None or cell.device_pins:
@@ -182,8 +181,8 @@ def evict_victim(tree: Tree, victim: Victim) -> None:
 def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
     """A use of a node is a use of its prefix: the parent, next in line, inherits the stamp.
 
-    Kept lazily: matching touches one node, and the stamp climbs when the nodes below are gone. A
-    policy that scores uses keeps the parent's own where that one is worth more.
+    This is lazy: matching touches one node, and the stamp climbs when the nodes below are gone. A
+    policy with scores keeps the parent's own stamp if that scores higher.
     """
     for component in tree.prefix_closed if parent.parent is not None else ():
         stamp = node.cells[component.index].stamp
@@ -195,10 +194,10 @@ def lift_recency(tree: Tree, node: Node, parent: Node) -> None:
 def evict_device(tree: Tree, component: TreeComponent, n_slots: int) -> int:
     """Free at least `n_slots` more DEVICE slots of one component; returns how many it freed.
 
-    Stops as soon as the target is reached, counting slots that cascades freed: of a long sequence
-    the end leaves. Returns short when there is nothing left to take (E2, E6). Nothing is copied:
-    see `kvgraft.requests.eviction` for write-back. For a tenant's request (`Tree.for_tenant`) its
-    limit counts as well: slots that it may take.
+    Stops as soon as the target is reached, counting slots that cascades freed: a long sequence
+    loses only its end. Returns short when there is no victim left (E2, E6). Nothing is copied: see
+    `kvgraft.requests.eviction` for write-back. For a tenant's request (`Tree.for_tenant`) its limit
+    counts as well.
     """
     ledger = component.books_for(DEVICE, tree.for_tenant)
     before = component.device.free
@@ -242,10 +241,10 @@ def evict_host(tree: Tree, component: TreeComponent, n_slots: int) -> int:
 
 
 def is_admitted(tree: Tree, victim: Victim, component: TreeComponent) -> bool:
-    """Whether HOST has room for a component's data of a DEVICE victim, or it is worth that (E4).
+    """Whether HOST has room for a component's data of a DEVICE victim, or should make some (E4).
 
-    It is if the policy's score of it is no lower than that of the last victim there. Where tenants
-    share the pool, one's victims say nothing of another's data.
+    It should if the data's score is no lower than that of the last victim there. Where tenants
+    share the pool, one's victims say nothing about another's data.
     """
     ledger, floor, node = component.host, component.host_floor, victim.node
     assert ledger is not None
@@ -315,10 +314,10 @@ def _lose_home(tree: Tree, node: Node, component: TreeComponent, cause: Cause) -
 
 
 def drop_unreachable(tree: Tree, node: Node) -> None:
-    """Drop data that cannot be reached once prefix-closed data is gone from `node`.
+    """Drop data that is useless once prefix-closed data is gone from `node`.
 
-    Nothing below can be resumed from: cells of narrower components on the node, and everything
-    under it. Unpinned by T6; the cost is that of the cells dropped.
+    That is: cells of narrower components on the node, and everything below it. It is unpinned by
+    T6; the cost grows with the cells dropped.
     """
     #   root ── all there ── node: a prefix-closed component has none, on no tier, nor on its way
     #                         └── what lies below: nobody can resume from it

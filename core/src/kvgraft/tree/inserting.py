@@ -23,15 +23,15 @@ from kvgraft.tree.tree import Tree
 from kvgraft.types import PointKind
 
 LONGEST_LEAF_BYTES: Final = 4096 * TOKEN_BYTES
-"""Key bytes from which on a leaf grows no more: growing copies it."""
+"""Key bytes from which on a leaf stops growing, because growing copies it."""
 
 FEW_RUNS: Final = 4
-"""Runs that are looked through faster than searched."""
+"""Runs up to which a scan is faster than a search."""
 
 first_page: Final = attrgetter("first")
 
 NO_STATES: dict[int, bytes] = {}
-"""Of a component that keeps none."""
+"""For a component that keeps none."""
 
 NO_POINTS: Mapping[int, PointKind] = MappingProxyType({})
 
@@ -64,13 +64,13 @@ class Run:
         self.is_left = is_left
 
     def cut(self, start: int, end: int, *, is_left: bool = False) -> Run:
-        """The part inside pages `[start, end)`, both inside the run; left behind if that is."""
+        """The part inside pages `[start, end)`, both inside the run; evict-first if the run is."""
         host = self.part(self.host, start, end) if self.host else None
         device = self.part(self.device, start, end)
         return Run(start, end, device, host, is_left=is_left or self.is_left)
 
     def part(self, slots: bytes, start: int, end: int) -> bytes:
-        """Of `slots`, its own on a tier, those of pages `[start, end)` inside the run."""
+        """The part of `slots`, the run's on a tier, for pages `[start, end)` inside the run."""
         first = self.first
         if start == first and end == self.end:
             return slots
@@ -91,8 +91,8 @@ class Holding:
         states: for a state component, the slot captured at each boundary, in pages; slots that are
             adopted or freed are taken out.
         left: boundaries whose states are left behind: no resume points.
-        renews: whether the request is promised as many slots again. Then slots that would arrive on
-            a pinned node are freed: nobody could take them, and the promise would not be covered
+        renews: whether the request is promised as many slots again. Then slots for a pinned node
+            are freed: nobody could take them from there, and the promise would not be covered
             (A12).
     """
 
@@ -117,8 +117,8 @@ class Inserted:
 
     Attributes:
         anchor: the node ending at the inserted boundary.
-        nodes: nodes that gained data, root first; what is not pinned now is to be entered as
-            candidates, see `Tree.queue_candidates`.
+        nodes: nodes that gained data, root first; the caller enters unpinned ones as candidates,
+            see `Tree.queue_candidates`.
         points: the kinds of the resume points that are new.
     """
 

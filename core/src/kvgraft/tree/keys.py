@@ -39,15 +39,15 @@ SIGN_BYTE = TOKEN_BYTES - 1 if sys.byteorder == "little" else 0
 """The byte of a token that has its sign."""
 
 SIGN = 0x80
-"""That byte is at least this in a negative token."""
+"""The least value of that byte in a negative token."""
 
 ONE_TOKEN = struct.Struct("i").pack
 
 SHORT_BYTES = 1 << 12
-"""Bytes of tokens that Python looks through faster than numpy."""
+"""Bytes of tokens up to which Python scans faster than numpy."""
 
 COMPARED_BYTES = 1 << 16
-"""Bytes that are compared at once, so that a difference far off copies nothing before it."""
+"""Bytes that are compared at once, so that finding a late difference copies little."""
 
 NAMESPACE_BITS = 256
 """Bits of an int in a namespace: a UUID or a digest fits."""
@@ -56,7 +56,7 @@ NAMESPACE_DEPTH = 16
 """Tuples inside tuples of a namespace; no more than `kvgraft_storage` names (`MAX_DEPTH`)."""
 
 PLAIN = (str, int, bytes, type(None))
-"""Types whose values equal no value of another of them."""
+"""Types whose values never equal a value of another of these types."""
 
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
 
@@ -64,8 +64,8 @@ Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
 def expect_namespace(namespace: object) -> None:
     """Refuse a namespace that cannot be hashed or named, or that has a number which is no `int`.
 
-    Python holds `1`, `True`, `1.0` and `Decimal(1)` to be equal, so tenants of these names would
-    share data (T11). Numbers and nesting have bounds, so that policies and storage can name it.
+    In Python `1`, `True`, `1.0` and `Decimal(1)` are equal, so tenants of these names would share
+    data (T11). Numbers and nesting have bounds, so that policies and storage can name it.
 
     Raises:
         ConfigError: with the namespace, and the part that is refused.
@@ -104,7 +104,7 @@ def expect_namespace(namespace: object) -> None:
 
 
 def token_ids(tokens: npt.NDArray[Any]) -> npt.NDArray[np.integer]:
-    """The token ids of an array, `[n_tokens]`, once they are known to fit int32; no copy.
+    """The token ids of an array, `[n_tokens]`, after a check that they fit int32; no copy.
 
     Raises:
         ConfigError: they are of several sequences, masked, no integers, negative, or do not fit.
@@ -183,7 +183,7 @@ def _several(shape: tuple[int, ...]) -> ConfigError:
 
 
 def expect_sequence(tokens: object) -> None:
-    """Refuse what iterates over characters or bytes, or over token ids in no order.
+    """Refuse objects that iterate over characters or bytes, or over token ids in no order.
 
     Raises:
         ConfigError: text, bytes, a set or a mapping.
@@ -223,11 +223,11 @@ class TokenKey:
 
     Args:
         tokens: token ids, 0 or more, that fit int32. In a list true and false count as 1 and 0, as
-            Python has it: looking for them would make short keys an eighth to a quarter slower.
+            in Python: a check would make short keys an eighth to a quarter slower.
         namespace: anything hashable that must not share cache with others: a tenant's salt, an
-            adapter's id, a tuple of both (T11). Told apart by `==`, as a dictionary's keys are:
-            `None`, `""`, `0` and `"0"` are four. A number must be an `int`, in tuples and
-            frozensets too, because `1`, `True` and `1.0` would be one.
+            adapter's id, a tuple of both (T11). Compared by `==`, like a dictionary's keys: `None`,
+            `""`, `0` and `"0"` are four. A number must be an `int`, in tuples and frozensets too,
+            because `1`, `True` and `1.0` would be one.
 
     Raises:
         ConfigError: a token id that is negative or does not fit int32, text, bytes or an array of
@@ -279,7 +279,7 @@ class TokenKey:
         self.extend(tokens)
 
     def extend(self, tokens: Tokens) -> None:
-        """Append token ids; O(new tokens). Raises as a new key does, and appends nothing then."""
+        """Append token ids; O(new tokens). Raises like a new key, and appends nothing then."""
         #   one id ── its sign bit ──────────────────┐
         #   a list, compiled ── one loop, all checks ─┼─► data grows, as the last thing
         #   packed, or a short array ── signs after ──┤

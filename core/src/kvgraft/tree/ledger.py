@@ -41,7 +41,7 @@ class SlotOwner(NamedTuple):
         tier: on which tier.
         who: the owner's name, for messages.
         slots: int32 bytes.
-        tenant: whose they are, as in `Node.tenant`.
+        tenant: their tenant, as in `Node.tenant`.
     """
 
     component: str
@@ -55,7 +55,7 @@ class SlotOwner(NamedTuple):
 class PoolBooks:
     """One component's books on one tier, in the pool's slots: one ledger, or its tenants'.
 
-    No `ABC`, whose answers to `isinstance` compiled classes would share.
+    No `ABC`: compiled classes would share its `isinstance` cache.
 
     Attributes:
         cost: the cost of losing a candidate, for eviction policies; see `policies.policy.Pool`.
@@ -77,7 +77,7 @@ class PoolBooks:
     @property
     @abstractmethod
     def parts(self) -> tuple[Ledger, ...]:
-        """The ledgers that are written, by tenant; this one where there are none."""
+        """The ledgers that are written, by tenant; this one without tenants."""
 
     @property
     @abstractmethod
@@ -106,7 +106,7 @@ class PoolBooks:
 
     @property
     def promised(self) -> int:
-        """Slots that requests were promised and have not taken."""
+        """Slots that were promised to requests and not taken yet."""
         return sum([each.promised for each in self.parts])
 
     @property
@@ -126,12 +126,12 @@ class PoolBooks:
 
     @property
     def room(self) -> int:
-        """Slots that can be taken without evicting any."""
+        """Slots that can be taken without an eviction."""
         return self.allocator.n_free
 
     @property
     def ceiling(self) -> int:
-        """The most slots that requests can hold and be promised, with nothing else there."""
+        """The most slots that requests can hold and be promised in an empty pool."""
         return self.allocator.capacity
 
     @property
@@ -140,9 +140,9 @@ class PoolBooks:
         return max(0, min(self.room, self.headroom))
 
     def giver(self, for_tenant: int | None, candidates: Any) -> int | None:
-        """The tenant whose data goes next for a tenant's request; None if none has to give any up.
+        """The tenant that loses data next for a tenant's request; None if none has to.
 
-        `candidates.waits(tenant)` says whether a tenant has some.
+        `candidates.waits(tenant)` says whether a tenant has candidates.
         """
         return 0
 
@@ -196,7 +196,7 @@ class Ledger(PoolBooks):
     """Books that are written.
 
     Attributes:
-        leaving: slots in flight whose data is on its way out (demotion).
+        leaving: slots in flight whose data is being demoted.
         lost: slots that were evicted for other tenants' requests, so far.
     """
 
@@ -230,7 +230,7 @@ class Ledger(PoolBooks):
 
     @property
     def over(self) -> int:
-        """Slots that its tenant has borrowed of others; 0 without tenants."""
+        """Slots that its tenant has borrowed from others; 0 without tenants."""
         return 0
 
     @property

@@ -2,9 +2,8 @@
 
 Two steps. `walk` follows the key down the tree. `_deepest` then looks upwards from the end of that
 path for a boundary all reaches accept. The search is short because reaches only look back: a page
-that is needed at a boundary is needed at every boundary between it and there, so where it is
-missing the next one to try is the page's own. Its cost is O(path + components), independent of the
-rest of the tree.
+that a boundary needs is needed at every boundary between, so if it is missing the next boundary to
+try is the page's own start. Its cost is O(path + components), independent of the rest of the tree.
 
 Matching changes nothing and allocates no slot; `kvgraft.tree.pinning` makes a match last.
 """
@@ -23,7 +22,7 @@ from kvgraft.types import PointKind
 BRANCH: Final = PointKind.BRANCH
 
 COST_UNIT: Final = 1024
-"""The cost of computing a page again, for each page whose loss makes it necessary."""
+"""The cost of computing a page again, for each lost page that makes it necessary."""
 
 
 class Path(NamedTuple):
@@ -62,8 +61,8 @@ class Match:
 def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> tuple[Node, int]:
     """Follow `key` for at most `limit` pages; stops where a prefix-closed component has no data.
 
-    Starts at the node the key was last found at, if it still stands: keys only grow and nodes keep
-    the boundary at their end, so the tokens above need no comparing.
+    Starts at the node where the key was last found, if it is still in the tree: keys only grow and
+    nodes keep the boundary at their end, so the tokens above need no comparison.
 
     Returns:
         The last node reached, and the pages matched: up to its end, or inside it.
@@ -128,7 +127,7 @@ def follow(
         root: where they begin.
         tokens: int32 bytes.
         limit: most pages.
-        nodes: the first nodes of the path, where they are known; the path goes on from there.
+        nodes: the known first nodes of the path, which goes on from there.
     """
     page_bytes = tree.page_bytes
     nodes = nodes if nodes is not None else []
@@ -313,15 +312,14 @@ def resolve(tree: Tree, node: Node, end: int, root: Node) -> Match:
 
 
 def cost_of_losing(component: TreeComponent, node: Node) -> int:
-    """Pages computed again at a hit, were the component's data on `node` gone; see `Pool.cost`.
+    """Pages that a hit computes again without the component's data on `node`; see `Pool.cost`.
 
     At the deepest boundary behind `node` that needs it, back to the one before at which the
-    component could resume, from any tier; for each of the pages that the boundary needs, in
-    1/1024 of a page. 0 for a node that left the tree, and where no boundary has all that it needs.
+    component could resume, from any tier; for each of the pages that the boundary needs, in 1/1024
+    of a page. 0 for a node that left the tree, and where no boundary has all its data.
 
-    Where a sequence went on from that boundary, alone, to a deeper one, it comes back to the
-    deeper one. Only a hit between the two misses the first, and there are as many of these as
-    there are pages between.
+    If a single sequence went on from that boundary to a deeper one, it comes back to the deeper
+    one. Only hits between the two need the first, so their share is the pages between.
     """
     if node.parent is None:
         return 0
@@ -375,7 +373,7 @@ def anchor_node(tree: Tree, found: Match) -> Node:
 
 
 def missing_from(tree: Tree, found: Match) -> int | None:
-    """First page of the shallowest node a load-back reads; None if all is on DEVICE."""
+    """First page of the shallowest node that a load-back reads; None if all data is on DEVICE."""
     if found.device_anchor == found.anchor:
         return None
     starts = [

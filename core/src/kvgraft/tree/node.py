@@ -1,7 +1,7 @@
 """Nodes of the tree and the cells components hold on them.
 
-Positions are counted in pages from the start of the sequence. A cell covers its whole node or
-nothing: where coverage changes, the tree splits the node, so no operation looks inside one.
+Positions are pages from the start of the sequence. A cell covers its whole node or nothing: where
+coverage changes, the tree splits the node, so no operation looks inside one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLEAN: Final = 4
 DOUBLE: Final = 8
 
 MOST_TOGETHER: Final = 128
-"""Children in one dictionary; of more, each is in one of `N_PARTS`: a large one grows slowly."""
+"""Most children in one dictionary, as a large one grows slowly; more are in `N_PARTS`."""
 
 N_PARTS: Final = 256
 
@@ -36,7 +36,7 @@ CODES = {kind: bytes([code]) for code, kind in enumerate(KINDS) if kind is not N
 
 @mypyc_attr(acyclic=True)
 class Cell:
-    """One component's data on one node: bytes and numbers alone, so it is part of no cycle.
+    """One component's data on one node: only bytes and numbers, so it is part of no cycle.
 
     Attributes:
         device: slots on DEVICE, int32 bytes, or None (a tombstone there).
@@ -44,8 +44,8 @@ class Cell:
         incoming: slots reserved for a transfer in flight, on the tier the cell lacks: HOST when
             `host` is None, else DEVICE.
         device_pins, host_pins: receipts holding this cell per tier, data or not.
-        stamp: recency, from the tree's counter; larger is later. Negative for DEVICE data that a
-            running request left behind and nobody has used since: the first to go (I9).
+        stamp: recency, from the tree's counter; larger is later. Negative for evict-first DEVICE
+            data, left behind by a running request and not used since (I9).
         queued: queues of candidates that the cell has an entry in: `ON_DEVICE`, `ON_HOST`, `CLEAN`
             and `DOUBLE`, see `TreeComponent`.
     """
@@ -76,9 +76,9 @@ class Node:
     Attributes:
         key: tokens of the edge, int32 bytes.
         parent: None only for a root.
-        children: a single child itself, several by the bytes of their first page, in parts where
-            they are many, or None. Most nodes have one, and a dictionary and a copy of its page
-            would double the node's size.
+        children: None, a single child itself, or several by the bytes of their first page, in parts
+            if they are many. Most nodes have one child: a dictionary with a copy of its page would
+            double the node's size.
         start, end: pages `[start, end)` of the sequence.
         cells: one per component, in the tree's order.
         live_device, live_host: own cells with data in the tier plus children that are live there.
@@ -87,9 +87,9 @@ class Node:
         hits: times a match used this node as anchor.
         ident: creation order, for determinism and reports.
         points: the resume points on its pages: a byte for each page up to the last point, 0 or the
-            code of its kind. Nearly every node has one, and this is no object that the garbage
-            collector follows.
-        names: its pages' names in STORAGE, the storage tier's own; None until they are asked for.
+            code of its kind. Nearly every node has one, and the garbage collector does not follow
+            bytes.
+        names: its pages' names in STORAGE, the storage tier's own; None until they are needed.
             `cut` gives those of its first pages to an upper part.
         tenant: whose data it is, as an index of `TreeComponent.devices`.
     """
@@ -157,7 +157,7 @@ class Node:
         return () if children is None else (children,)
 
     def list_child(self, page: bytes, child: Node) -> None:
-        """List a child by its first page, in place of another one that has it."""
+        """List a child by its first page, replacing another one with that page."""
         children = self.children
         if isinstance(children, dict) and len(children) == MOST_TOGETHER:
             parts: list[dict[bytes, Node]] = [{} for _ in range(N_PARTS)]
@@ -175,7 +175,7 @@ class Node:
             self.children = child
 
     def unlist_child(self, page: bytes) -> None:
-        """The child with that first page is gone."""
+        """Remove the child with that first page from the list."""
         children, among = self.children, self._among(page)
         if isinstance(among, dict):
             del among[page]
@@ -193,7 +193,7 @@ class Node:
         return True
 
     def point_kinds(self) -> list[PointKind]:
-        """The kinds of its resume points; without a step of Python for each page."""
+        """The kinds of its resume points; no Python loop over pages."""
         codes = self.points.translate(None, b"\0")
         return [kind for code in codes if (kind := KINDS[code]) is not None]
 

@@ -1,7 +1,7 @@
 """Transfers as the tree sees them: reserved, then committed or aborted (B1 to B7, R1 to R7).
 
-An operation holds its own receipt from `begin` to its acknowledgement (L8). The slots it reserved
-stand on the cells they are for (`Cell.incoming`), so a split gives each part its share (B5).
+An operation holds its own receipt from `begin` to its acknowledgement (L8). Its reserved slots are
+noted on their cells (`Cell.incoming`), so a split gives each part its share (B5).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Incoming(NamedTuple):
 class Operation:
     """A copy in flight.
 
-    It names components by their indexes: the garbage collector sees no path through the nodes that
-    it stands on, so nothing here may lead to their tree (see `policies.recency.untrack`).
+    It names components by their indexes: the garbage collector does not follow nodes to it, so
+    nothing here may reference their tree (see `policies.recency.untrack`).
 
     Attributes:
         nodes: where data arrives, root first; splits add to it.
@@ -102,8 +102,7 @@ def _leave(tree: Tree, operation: Operation) -> None:
 def needs_backup(tree: Tree, node: Node) -> list[TreeComponent]:
     """Components whose data on `node` is on DEVICE only and can be mirrored (B7).
 
-    Data that a running request left behind is not worth a copy until a request uses it (I9), and
-    cleared data is not at all.
+    Evict-first data is not worth a copy until a request uses it (I9), and cleared data never is.
     """
     if tree.cleared and tree.is_cleared(node):
         return []
@@ -186,10 +185,10 @@ def begin_demotion(
 ) -> Operation | None:
     """Victims leave DEVICE through HOST (write-back, E4); None if HOST is short.
 
-    Data left behind is not worth a copy: it is deleted, or goes `along` with a victim of the
-    component whose pool is `short`.
+    Evict-first data is not copied: it is deleted, or leaves `along` with a victim of the component
+    whose pool is `short`.
 
-    The DEVICE slots belong to the operation until the copy ends, whichever way it ends.
+    The DEVICE slots belong to the operation until the copy ends, even if it fails.
     """
     unbacked = [component for component in needs_backup(tree, node) if component in victims]
     reserved = _reserve([(component, node) for component in unbacked], HOST)
@@ -304,7 +303,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
 def commit(tree: Tree, operation: Operation) -> bool:
     """The copy is acknowledged: publish its data; False if some could not be (B1, B3).
 
-    A cell that got its data otherwise in the meantime keeps it; the copy's slots are freed.
+    A cell that has got its data elsewhere meanwhile keeps it; the copy's slots are freed.
     """
     complete = True
     for node in operation.nodes:
@@ -341,9 +340,9 @@ def _cancel(tree: Tree, node: Node, component: TreeComponent) -> None:
 
 
 def holds_up(tree: Tree, node: Node, component: TreeComponent, *, to_host: bool) -> bool:
-    """Whether `node` has what a component's data there depends on (T4, T5).
+    """Whether `node` has the data on which a component's data there depends (T4, T5).
 
-    It lacks it where another transfer, on which this one relied, delivered nothing.
+    It lacks that if another transfer, on which this one relied, failed.
     """
     if to_host:
         base = tree.components[0]

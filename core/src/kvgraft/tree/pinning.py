@@ -46,7 +46,7 @@ def common_pages(segment: tuple[Span, ...], other: tuple[Span, ...]) -> tuple[Sp
 
 
 def whole_nodes(anchor: Node, spans: tuple[Span, ...]) -> tuple[Span, ...]:
-    """Spans grown to the boundaries of the nodes they begin and end inside."""
+    """Spans extended to whole nodes."""
     grown: list[Span] = []
     for start, end in spans:
         low, high = start, end
@@ -137,11 +137,11 @@ def acquire(
         tree: the tree.
         anchor: the node whose end is the boundary.
         host_from: pin HOST data from this page on as well.
-        touch: whether this counts as use for recency.
+        touch: whether this counts as a use for recency.
         segments: per component, pages to pin instead of the default; None keeps the default.
         enforce: refuse to go below zero headroom; False for a caller that held the same slots
             before.
-        locks: releases the components' own locks: with the pin, or now if nothing is pinned.
+        locks: releases the components' own locks: with the pin, or at once if nothing is pinned.
     """
     #   cell with data, no pin yet:  evictable -> pinned      other cells: a pin more, no slot moves
     # An empty cell takes its pin, too: data that arrives there is pinned (L4). Headroom is free +
@@ -212,8 +212,8 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
     """Move a receipt from page `boundary` down to `anchor`: a request published pages (I5).
 
     `anchor` is below the receipt's own, or the same node, grown in place. Components that need
-    every page are pinned on the new nodes too. Of the rest the request holds its own slots there,
-    or left them behind. O(new nodes).
+    every page are pinned on the new nodes too. For the others the request holds its own slots
+    there, or left them behind. O(new nodes).
     """
     held = receipt.anchor
     held.receipts -= 1
@@ -244,7 +244,7 @@ def advance(tree: Tree, receipt: Receipt, anchor: Node, boundary: int) -> None:
 def release(tree: Tree, receipt: Receipt) -> None:
     """Undo `acquire` or `hold_host` on the same segments, also after splits (L1).
 
-    Every component is notified, also if a hook raises.
+    Every component is notified, even if a hook raises.
 
     Raises:
         LeaseError: the receipt was released before, or belongs to other components (L2).
@@ -270,7 +270,7 @@ def release(tree: Tree, receipt: Receipt) -> None:
 
 
 def release_host(tree: Tree, receipt: Receipt) -> None:
-    """Give up the HOST part of a receipt, once its data is on DEVICE."""
+    """Release the HOST part of a receipt, once its data is on DEVICE."""
     if receipt.host_from is None:
         return
     host_from, receipt.host_from = receipt.host_from, None
@@ -279,7 +279,7 @@ def release_host(tree: Tree, receipt: Receipt) -> None:
 
 
 def release_host_copy(tree: Tree, receipt: Receipt) -> None:
-    """Give up the HOST part where DEVICE has the data; kept for components at home on HOST."""
+    """Release the HOST part where DEVICE has the data; not for components at home on HOST."""
     if not tree.homes_on_host:
         release_host(tree, receipt)
 
@@ -287,7 +287,7 @@ def release_host_copy(tree: Tree, receipt: Receipt) -> None:
 def slide(tree: Tree, receipt: Receipt, position: int) -> None:
     """Unpin pages that a request at page `position` no longer reaches (L6).
 
-    The receipt remembers, so its release later undoes only the rest. Whole nodes only.
+    The receipt notes that, so its release later undoes only the rest. Whole nodes only.
     """
     #   segment  [a......b......c......d)      nodes a..b, b..c, c..d
     #   reach              [x.....position)    begins at x, inside b..c
@@ -482,9 +482,9 @@ def pin_host(
 def hold_host(tree: Tree, node: Node, boundary: int | None = None) -> Receipt | None:
     """Pin `node`'s HOST data, of every component (T6).
 
-    Of components that need every page, the nodes above are pinned too: a node with HOST data below
-    it is no victim, and so not evictable in the ledger either. Returns None, with nothing pinned,
-    where that takes slots promised to admitted requests (A12).
+    For components that need every page the nodes above are pinned too: a node with HOST data below
+    it is no victim, so the ledger must not count it as evictable. Returns None, with nothing
+    pinned, if that takes slots promised to admitted requests (A12).
 
     Args:
         tree: the tree.

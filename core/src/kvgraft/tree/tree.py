@@ -2,8 +2,8 @@
 
 Bookkeeping only, no torch. Matching, pinning, inserting, evicting and transfers are modules beside
 this one, functions over a `Tree`. Here are the changes they share, which keep ledgers, live counts
-and candidates right. Where several components are installed none is named: everything follows from
-`TreeComponent.reach_pages` and `TreeComponent.narrower`.
+and candidates right. No component is named: everything follows from `TreeComponent.reach_pages` and
+`TreeComponent.narrower`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvgraft.types import PointKind, Tier
 class TreeObserver:
     """Gets every change of nodes and data, in order; a subclass overrides the calls it needs.
 
-    It changes nothing in the tree, and an exception of it reaches the tree's caller.
+    It must not change the tree; its exceptions reach the tree's caller.
     """
 
     def linked(self, node: Node) -> None:
@@ -43,7 +43,7 @@ class TreeObserver:
         """A node without data left the tree."""
 
     def cleared(self, roots: Sequence[Node]) -> None:
-        """Nothing below these roots is found any more; it leaves when nobody holds it."""
+        """No match finds data below these roots any more; it leaves when nobody holds it."""
 
     def arrived(
         self,
@@ -66,7 +66,7 @@ class TreeObserver:
 
 
 FURTHEST_NODES: Final = 16
-"""Nodes along a line among which the next data of a component is looked for."""
+"""Nodes along a line that are searched for a component's next data."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -86,12 +86,12 @@ class Tree:
         clock: the latest stamp: the number of uses so far and, in its low bits, the class of that
             use, see `kvgraft.policies`.
         use_class: class of the uses that come next.
-        use_retention: how long their data is kept; None for no wish.
+        use_retention: how long their data is kept; None for the default.
         lifetimes: how long data is kept (`kvgraft_retention`); None until a request asks for it.
         mirrored: components whose DEVICE data HOST can have copies of.
         tenant_of: the tenant of a namespace, as an index of `TreeComponent.devices`.
-        for_tenant: the tenant that room is being made for; None for nobody's request.
-        observers: notified of every change, one after the other.
+        for_tenant: the tenant whose request needs room; None outside of requests.
+        observers: notified of every change, in order.
         roots: by namespace.
         cleared: roots of cleared namespaces with their namespaces, while anything below them is
             held; no match finds it.
@@ -201,7 +201,7 @@ class Tree:
         return level
 
     def tick(self) -> None:
-        """Another use begins: its stamp is later than all before, and says its class."""
+        """Another use begins: its stamp is later than all before, and carries its class."""
         self.clock = ((self.clock >> CLASS_BITS) + 1 << CLASS_BITS) + self.use_class
         if self.use_retention is not None:
             assert self.lifetimes is not None
@@ -229,7 +229,7 @@ class Tree:
         return self._namespaces[root.ident]
 
     def hold_root(self, namespace: object) -> Node:
-        """A request works in `namespace`: its root stays, even if all below it is evicted (T1)."""
+        """A request works in `namespace`: its root stays, even with nothing below it (T1)."""
         root = self.root(namespace)
         self._holders[root.ident] = self._holders.get(root.ident, 0) + 1
         return root
@@ -255,7 +255,7 @@ class Tree:
     def detach_roots(self, namespaces: Sequence[object]) -> list[Node]:
         """Give namespaces an empty tree; returns their old roots, which leave once they are empty.
 
-        Below those nothing is found any more.
+        No match finds data below those.
         """
         roots = [self.roots.pop(namespace) for namespace in namespaces if namespace in self.roots]
         for root in roots:
@@ -284,7 +284,7 @@ class Tree:
         return node
 
     def nodes(self, roots: Iterable[Node] | None = None) -> Iterator[Node]:
-        """Every node below some roots, by default all there are, parents before children."""
+        """Every node below some roots, by default below all, parents before children."""
         stack = [*self.roots.values(), *self.cleared] if roots is None else list(roots)
         while stack:
             node = stack.pop()
@@ -348,7 +348,7 @@ class Tree:
         return upper
 
     def prune(self, node: Node) -> None:
-        """Remove `node` and its ancestors as far as they hold and lead to nothing (T3)."""
+        """Remove `node` and its ancestors, as far as they have neither data nor children (T3)."""
         while (
             not node.live_device
             and not node.live_host
@@ -391,7 +391,7 @@ class Tree:
             node: whose.
             component: the component that brings it.
             tier: where.
-            slots: int32 bytes, the caller's until now.
+            slots: int32 bytes, owned by the caller before.
             source: the tier that it was copied from; None if it was computed.
             grown_from: the first of the pages that a leaf grew by in place, if it did.
         """
@@ -446,7 +446,7 @@ class Tree:
             component.device.queue.push(above)
 
     def touch(self, node: Node, component: TreeComponent) -> None:
-        """Computing data on DEVICE again is a use of it: no longer left behind, nor old."""
+        """Data computed on DEVICE again counts as used: it is no longer evict-first, nor old."""
         was_left = is_left_behind(node.cells[component.index].stamp)
         component.restamp(node, self.clock)
         if was_left and self.is_candidate(node, component, DEVICE):
@@ -464,7 +464,7 @@ class Tree:
     def leaves(
         self, node: Node, component: TreeComponent, tier: Tier, slots: bytes, cause: Cause
     ) -> None:
-        """Unpinned data is about to leave its cell: notify the observers, take it off the books."""
+        """Unpinned data will leave its cell: notify the observers, and remove it from the books."""
         for each in self.observers:
             each.leaving(node, component, tier, cause)
         on_device = tier is DEVICE

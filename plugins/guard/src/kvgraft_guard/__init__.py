@@ -1,7 +1,7 @@
 """The guard: the contract's rules, checked while a cache serves.
 
 Switched on by configuration, `CacheConfig(guard="on")`; `docs/guard.md` lists its checks and its
-cost. Off, none of its code is loaded.
+cost. When it is off, none of its code is loaded.
 """
 
 from __future__ import annotations

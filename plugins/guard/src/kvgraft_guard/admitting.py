@@ -23,10 +23,10 @@ from kvgraft_guard.watched import After, Holdings, Watched, holdings
 __all__ = ["Admitting"]
 
 SPARE_PAGES = 2
-"""Pages a bounded demand holds beyond reach and chunk: slack, and the one that is kept."""
+"""Pages a bounded demand holds beyond reach and chunk: one of slack, and one that is kept."""
 
 MAX_DEMAND_FACTOR = 4
-"""How many times that a component may ask for that budgets itself, for reasons of its own."""
+"""A component that budgets itself may ask for this multiple of the core's demand."""
 
 
 class Admitting:
@@ -380,7 +380,7 @@ class Admitting:
     # -- the end
 
     def restart(self, request: Request) -> After:
-        """All but the pins is given up (H8) for a match like any other."""
+        """The request loses everything but the pins (H8) and is matched like any other."""
         watched = self.watched
         watched.rooms.expect(watched.nothing, host_too=watched.copies_hits)
         before = holdings(watched, request)
@@ -449,7 +449,7 @@ class Admitting:
         hint: Hint | str | None = None,
         **others: object,
     ) -> After:
-        """No more is cached than was computed (I6), and everything is given back (H8)."""
+        """Only computed data is cached (I6), and all slots and promises come back (H8)."""
         del fence, hint, others
         if request.root in self.tree.cleared:
             return self.abort(request)
@@ -482,7 +482,7 @@ class Admitting:
         return after
 
     def abort(self, request: Request) -> After:
-        """Everything is given back (H8)."""
+        """All slots and promises come back (H8)."""
         self.watched.rooms.expect(self.watched.nothing, host_too=False)
         before = holdings(self.watched, request)
 

@@ -30,7 +30,7 @@ __all__ = [
 Counts = tuple[int, int, int, int, int, int]
 """A ledger's terms: free, evictable, pinned, private, in flight, and the slots promised of them.
 
-Slots in use that leave the pool for another keep a free one each: so many count as free no more.
+Slots in use that will move to another pool keep a free one each, which does not count as free.
 """
 
 FREE, EVICTABLE, PINNED, PRIVATE, IN_FLIGHT, PROMISED = range(6)
@@ -62,7 +62,7 @@ class Reading(NamedTuple):
 
     Attributes:
         counts: of every pool.
-        left: of the pools that the tree holds data in; they come first.
+        left: slots that left each of the tree's pools, which come first.
     """
 
     counts: list[Counts]
@@ -71,7 +71,7 @@ class Reading(NamedTuple):
     def swept(self, now: Reading) -> Reading:
         """These books as if the cleared data that left until `now` had left before them.
 
-        It may leave in any operation that makes room: then from both tiers, wherever room is short.
+        Any operation that makes room may free it, on both tiers.
         """
         counts, left = list(self.counts), list(self.left)
         for at, (then, later) in enumerate(zip(self.left, now.left)):

@@ -1,4 +1,4 @@
-"""Clearing a cache that serves: nothing of it is found, held data stays, the rest is free."""
+"""Checks of clearing: no match finds the data, held data stays, the rest is freed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Clearing:
         self.books = watched.books
 
     def clear(self, namespace: object = Namespaces.ALL) -> After:
-        """No match leads to the data there was (M1); held data keeps its pins, others' is free."""
+        """No match finds the old data (M1); held data keeps its pins, the rest is freed."""
         self.watched.rooms.expect(self.watched.nothing, host_too=False)
         pools = self.books.pools[: self.books.n_tree]
         closing = [pool.ledger.allocator.closing for pool in pools]

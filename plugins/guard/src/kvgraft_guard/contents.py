@@ -1,9 +1,9 @@
 """Checks that bytes do not change and arrive as they left (B3, R5, T9).
 
-Of every cell that gains data one row is read and its checksum kept; a match reads it again. Of a
-transfer a few rows are compared between source and target when it ends. Where the engine names
-fences data may come to exist later than its slots, and nothing is kept. Pools without payload have
-no bytes: of their transfers only the rows that they name are checked.
+The guard keeps the checksum of one row of every cell that gains data; a match reads the row again.
+When a transfer ends, a few rows of source and target are compared. Where the engine passes fences,
+data may be written later than its slots are taken, so no checksum is kept. Pools without payload
+have no bytes: only the row numbers of their transfers are checked.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Contents:
         return crc32(lanes[slot].cpu().contiguous().numpy().tobytes())
 
     def arrived(self, tier: Tier, component: TreeComponent, slots: bytes) -> None:
-        """Data arrived: note the first row; the slots' earlier content is of no use."""
+        """Data arrived: note the first row, and forget the slots' earlier content."""
         if not self._payload:
             return
         for each in memoryview(slots).cast("i"):
@@ -167,7 +167,7 @@ class Contents:
         return total
 
     def forget(self, transfer: Transfer) -> None:
-        """Forget a transfer that was not looked at: another one may get its `id()` later."""
+        """Forget a transfer that was not checked: another one may get its `id()` later."""
         self._sources.pop(id(transfer), None)
 
     def ending(self, transfer: Transfer) -> None:

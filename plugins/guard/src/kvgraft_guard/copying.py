@@ -31,7 +31,7 @@ def check_copies(
     """Refuse copies that write elsewhere, pair other rows, or leave something out.
 
     Copies through memory that is not one of the component's planes, such as a staging buffer, are
-    left alone; then it is not decided either whether something is missing.
+    not checked; then missing copies are not reported either.
 
     O(slots x planes); planes copied with the same two index tensors are compared once.
 

@@ -1,7 +1,7 @@
-"""Checks of events: they tell of all that the tree has, and what a reader loses is counted (V1-V3).
+"""Checks of events: they report all of the tree's data, and lost events are counted (V1 to V3).
 
-A second opinion: all events are kept beside those that readers take, and applied to a mirror of
-their own at every full check.
+A second opinion: all events are recorded a second time, and applied to a mirror at every full
+check.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Residency = dict[tuple[str, Tier], set[bytes]]
 
 
 class CountedStream(_Stream):
-    """A reader's events, counted as they come, are taken and are lost (V3).
+    """A reader's events, counted when they are made, taken and lost (V3).
 
-    Another thread may take some while they are compared: then they are not.
+    If another thread takes some during a comparison, there is none.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -126,7 +126,7 @@ def residency(snapshot: Iterable[Any]) -> Residency:
 
 
 def apply(mirror: Residency, events: Iterable[Any]) -> None:
-    """Take events in; data comes that was not there, and goes that was (V1)."""
+    """Apply events; stored data must be new, and evicted data must exist (V1)."""
     for event in events:
         kind = type(event).__name__
         if kind not in ("Stored", "Moved", "Evicted"):
@@ -150,7 +150,7 @@ def apply(mirror: Residency, events: Iterable[Any]) -> None:
 def guarded_recorder(plain: Any) -> Any:
     """`plain`, the maker of events, with a mirror beside it and counted streams.
 
-    As it is where another package brings it: its own `check` alone is asked then.
+    Another package's recorder stays as it is: only its own `check` runs.
     """
     if not hasattr(plain, "new_stream"):
         return plain

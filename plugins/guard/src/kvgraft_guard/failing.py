@@ -27,11 +27,11 @@ GIVES_PROMISED = frozenset({"load_back", "allocate", "step"})
 """Operations in which admitted requests get their slots."""
 
 INTERNAL = (AssertionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-"""Errors that the core raises where the impossible happened, or for arguments of other types."""
+"""Errors that the core raises for the impossible, or for arguments of wrong types."""
 
 
 class GuardError(KvgraftError):
-    """A check of the guard raised what it should not, and no book was found wrong.
+    """A check of the guard failed although the books are in order.
 
     Attributes:
         call: the call that was being checked.
@@ -48,7 +48,7 @@ class GuardError(KvgraftError):
 
 
 def own_error(error: BaseException) -> Exception | None:
-    """The exception that code of the guard raised, be it in a wrapper of a hook; None if none."""
+    """The exception that the guard's code raised, also in a hook wrapper; None if there is none."""
     if isinstance(error, PluginHookError) and error.__cause__ is not None:
         error = error.__cause__
     trace = error.__traceback__
@@ -83,9 +83,9 @@ class Failing:
         self.standing = standing
 
     def check(self, attempt: Attempt, error: Exception) -> None:
-        """The books balance, and are as they were where nothing was done yet.
+        """The books balance, and are unchanged if nothing was done yet.
 
-        Evictions made for the operation stand; the slots they freed were evictable.
+        Evictions made for the operation stay; the slots that they freed were evictable.
         """
         now = self.watched.books.read()
         self.standing.check_balance(attempt.name, now)

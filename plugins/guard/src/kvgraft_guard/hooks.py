@@ -1,7 +1,7 @@
-"""Hook wrappers: they check a component's answers, and that each begun hook is ended once.
+"""Hook wrappers: they check a component's answers, and that each hook's inverse runs once.
 
 One wrapper object per component is registered beside the component's hooks; pluggy runs it around
-them, as it would run anyone's.
+them, like any other wrapper.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class HookGuard:
 
     Args:
         plugin: the component.
-        ask_twice: whether budgets may be asked for once more to compare; the core itself asks any
-            number of times, so a budget cannot have effects. No other hook is ever called again.
+        ask_twice: whether budgets may be called again to compare; the core itself calls them any
+            number of times, so a budget cannot have effects. No other hook is called again.
 
     Attributes:
         name: the component's.
-        asked: the spans that it asked to pin last.
+        asked: the spans of its last answer about pins.
         locks: segments acquired and not released, by identity: segment, its spans then, how often.
         moves: transfers built and not ended, by identity of their query.
         fresh: identities of those built since `moves_begin`.
-        n_failed: transfers that could not be submitted so far, by whosever hook.
+        n_failed: transfers that could not be submitted so far, because of any hook.
         lowered: whether it shortened a match since `matches_begin`.
-        limit: the shortest match it asked for since then, in pages; None if it asked for none.
+        limit: the shortest match that it accepted since then, in pages; None if it named none.
         captures: boundaries, in pages, at which it wanted states captured since then.
     """
 
@@ -141,7 +141,7 @@ class HookGuard:
     def release_component_lock(
         self, component: Component, segment: Sequence[Span]
     ) -> Generator[None, None, None]:
-        """A released segment was acquired, is unchanged (L1), and is released once (L2)."""
+        """A released segment was acquired, is unchanged (L1), and is released only once (L2)."""
         acquired, spans, times = self.locks.get(id(segment), (None, None, 0))
         if acquired is not segment:
             raise ContractViolation(
@@ -207,7 +207,7 @@ class HookGuard:
         self.fresh.clear()
 
     def moves_failed(self) -> None:
-        """The transfer was not submitted; nobody will hear of it again."""
+        """The transfer was not submitted; no hook follows for it."""
         self.n_failed += 1
         for ident in self.fresh:
             self.moves.pop(ident, None)

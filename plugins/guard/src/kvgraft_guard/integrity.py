@@ -38,7 +38,7 @@ class PinOwner(NamedTuple):
 
     Attributes:
         who: the holder's name, for messages.
-        on_device: whether it pins DEVICE; those for STORAGE pin HOST alone.
+        on_device: whether it pins DEVICE; receipts for STORAGE pin HOST alone.
     """
 
     receipt: Receipt
@@ -58,10 +58,9 @@ def check_integrity(
     Args:
         tree: the tree.
         owners: slots that running requests hold privately.
-        arriving: slots reserved for data that is on its way from STORAGE.
+        arriving: slots reserved for data from STORAGE.
         held: every receipt that is not released; None leaves pins uncounted.
-        operations: every transfer between DEVICE and HOST that has not ended; None leaves them
-            unlooked at.
+        operations: every transfer between DEVICE and HOST that has not ended; None skips them.
 
     Raises:
         IntegrityError: naming the first rule found broken, with the numbers.
@@ -254,7 +253,7 @@ def check_transfers(tree: Tree, nodes: Sequence[Node], operations: Sequence[Oper
 
     Args:
         tree: the components.
-        nodes: all of the tree, or none to look at the transfers alone.
+        nodes: all of the tree, or none to check only the transfers.
         operations: transfers that have not ended.
 
     Raises:
@@ -454,7 +453,7 @@ def overdrawn(ledger: PoolBooks) -> str:
 
 
 def check_cache(cache: Cache) -> None:
-    """`Cache.check_integrity`: everything that a cache has, one part after the other."""
+    """`Cache.check_integrity`: check all parts of a cache, one after the other."""
     requests = list(cache.requests.values())
     owners = [
         owner

@@ -25,7 +25,7 @@ COMPARED_NODES = 2
 
 
 class Moment(enum.Enum):
-    """When a lease is looked at, which decides what must be where."""
+    """When a lease is checked, which decides where its data must be."""
 
     MATCHED = "just matched"
     HELD = "held"

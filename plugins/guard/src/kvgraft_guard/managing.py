@@ -1,4 +1,4 @@
-"""Component's hooks in a pluggy manager of their own, with wrappers around them."""
+"""A component's hooks in a pluggy manager of their own, with wrappers around them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks that a match is the deepest possible and its lease minimal (M1, M3, L3, I10).
 
-The guard reads the expectation before the match and the outcome after it.
+The guard computes the expected outcome before the match and compares it afterwards.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from kvgraft_guard.paths import Shelf, deepest, look, needed
 __all__ = ["Expected", "Matches"]
 
 REPEATS_SAVE = 4
-"""A state before a prompt's last page is kept where repeats save a part of it, one in so many."""
+"""A state before a prompt's last page is kept if it saves repeats one part in this many."""
 
 EXPLAINED_EVERY = 32
-"""Matches between two whose explanation is compared (M9)."""
+"""Matches between two checks of `explain` (M9)."""
 
 
 class Expected(NamedTuple):
@@ -69,7 +69,7 @@ class Matches:
         return Expected(shelf, best, device, limit, base)
 
     def check(self, request: Request, expected: Expected, *, anew: bool) -> None:
-        """The match found it, and the lease pins it; `anew` for a renewed lease.
+        """The match found the expected outcome, and the lease pins it; `anew` for a renewed lease.
 
         Raises:
             ContractViolation: M1 or R8 for another anchor, M3 for another device anchor, L3 for
@@ -266,9 +266,9 @@ class Matches:
     def check_points(self, request: Request, expected: Expected) -> None:
         """Points are decided for all components at once, and states captured at them (I10).
 
-        The prompt's end and the page an identical prompt resumes at, where others went on, and the
-        points that components and the engine asked for; where states need a cut, none too close
-        behind another.
+        They are the prompt's end, the page at which an identical prompt resumes, the branches, and
+        the points that components and the engine named; where states need a cut, none is too close
+        to another.
         """
         tree, size = self.tree, self.tree.page_size
         bounded = [component for component in tree.components if not component.is_prefix_closed]

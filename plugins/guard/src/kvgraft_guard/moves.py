@@ -56,7 +56,7 @@ class Moves:
     Args:
         watched: the cache.
         hooks: the wrappers around its components' hooks.
-        is_looking: whether the operation that runs is looked at.
+        is_looking: whether the running operation is checked.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Moves:
         self._named: weakref.WeakSet[Fence] = weakref.WeakSet()
 
     def leaves(self, node: Node, component: TreeComponent) -> None:
-        """A cell is to give up its DEVICE slots: note whether HOST has its data, or gets it."""
+        """A cell will lose its DEVICE slots: note whether HOST has its data, or gets it."""
         cell = node.cells[component.index]
         # Left behind and used by nobody since, it is not worth a copy (I9).
         self._left.append((node, component, cell.is_backed or is_left_behind(cell.stamp)))
@@ -152,7 +152,7 @@ class Moves:
 
     @contextmanager
     def naming(self, fence: object) -> Iterator[None]:
-        """An operation that is given a point of the computation: copies in it wait for that."""
+        """An operation got a fence: its copies wait for that."""
         if fence is None or not callable(getattr(fence, "wait", None)):
             yield
             return

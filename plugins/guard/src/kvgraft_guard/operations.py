@@ -1,4 +1,4 @@
-"""A cache whose operations are looked at, one by one."""
+"""A cache whose operations are checked, one by one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ __all__ = ["guarded_operations"]
 def guarded_operations(plain: type[Cache]) -> type[Cache]:
     """`plain`, with the guard around its operations.
 
-    It has no other base: so a cache of class `plain` can become one of this class, whatever bases
-    `plain` has.
+    It has no other base, so a cache of class `plain` can become one of this class.
     """
 
     class Guarded(plain):  # type: ignore[misc, valid-type]

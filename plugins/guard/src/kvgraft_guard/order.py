@@ -1,7 +1,7 @@
 """Which data is evicted, in which order, and with which other data (E1, E3, E6, I9, T7).
 
-Victims are compared with a list of its own, drawn up from the tree's cells when room is made, and
-not with the queues of candidates.
+Victims are compared with the guard's own list, made from the tree's cells at each eviction, and not
+with the queues of candidates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Order"]
 
 NODES_A_LOOK = 1024
-"""Nodes for which room is looked at one time in so many: this bounds the cost per call."""
+"""With more nodes only a share of the evictions is checked, to bound the cost."""
 
 _Rank = tuple[float, float, int]
 """Level (priority, expired), the policy's score, and the stamp: the lowest leaves first."""
@@ -34,7 +34,7 @@ _Entry = tuple[_Rank, int, int, Node]
 
 
 class Order:
-    """Looks at victims while room is made in one pool."""
+    """Checks victims while room is made in one pool."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -54,11 +54,11 @@ class Order:
 
     @property
     def watching(self) -> bool:
-        """Whether the next victim is looked at."""
+        """Whether the next victim is checked."""
         return self._component is not None
 
     def held(self, node: Node) -> list[bool]:
-        """Per component, whether a node had data when room began to be made."""
+        """Per component, whether a node had data when the eviction began."""
         return self._held.get(id(node), [])
 
     def begin(self, component: TreeComponent, *, on_device: bool, exact: bool) -> None:
@@ -67,8 +67,8 @@ class Order:
         Args:
             component: whose pool is short.
             on_device: on which tier.
-            exact: whether each victim is evicted where it is chosen; else only the first one's
-                place in line is looked at.
+            exact: whether each victim is evicted when it is chosen; otherwise only the rank of the
+                first is checked.
         """
         self._calls += 1
         self._component = self._lifted = None
@@ -96,9 +96,9 @@ class Order:
         heapify(self._queue)
 
     def next_in_line(self, component: TreeComponent) -> _Rank | None:
-        """The rank of the next victim behind the clean reserve; None if it is not looked at.
+        """The rank of the next victim behind the clean reserve; None if it is not checked.
 
-        Data that was left behind leaves before it, and needs no copy.
+        Evict-first data leaves before it, and needs no copy.
         """
         order = component.device.queue
         self.begin(component, on_device=True, exact=False)
@@ -122,7 +122,7 @@ class Order:
         return self._ranked(component, stamp)
 
     def end(self, ledger: PoolBooks, target: int) -> None:
-        """Room was made, or nothing was left to take (E6)."""
+        """Room was made, or no victim was left (E6)."""
         component, self._component = self._component, None
         self._check_lifted()
         if component is None or not self._exact or ledger.free >= target:
@@ -139,7 +139,7 @@ class Order:
             )
 
     def take(self, node: Node, components: list[TreeComponent] | None, *, on_device: bool) -> None:
-        """A victim: `components` lose their data; None where that shows only later."""
+        """A victim was chosen: `components` lose their data; None if that is known only later."""
         component = self._component
         if component is None or on_device is not self._on_device:
             return
@@ -165,7 +165,7 @@ class Order:
             self._component = None
 
     def went(self, node: Node) -> None:
-        """Data of a node went along with a victim above it."""
+        """Data of a node left along with a victim above it."""
         if self._component is not None:
             self._above.append(node)
 

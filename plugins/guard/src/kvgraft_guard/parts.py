@@ -1,6 +1,6 @@
-"""The guarded parts of a cache: each calls the part it stands for, with checks around the call.
+"""The guarded parts of a cache: each calls the plain part, with checks around the call.
 
-The guard itself comes last, when all parts are there; until then they act like the plain ones.
+The guard itself is made last; until then the parts act like the plain ones.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class GuardedJournal(_Guarded, Journal):
 
 
 class GuardedEvictor(_Guarded, Evictor):
-    """An evictor that may free no more than the operation needs."""
+    """An evictor that must not free more than the operation needs."""
 
     def evict_for(
         self, component: TreeComponent, tier: Tier, n_slots: int, tenant: int | None
@@ -141,7 +141,7 @@ class GuardedEvictor(_Guarded, Evictor):
 
 
 class GuardedCleanReserve(_Guarded, CleanReserve):
-    """A clean reserve whose entries are looked at as they are made."""
+    """A clean reserve whose entries are checked when they are made."""
 
     def fill_pool(self, component: TreeComponent, n_slots: int) -> None:
         if self.guard is None or not self.guard.looking:
@@ -151,9 +151,9 @@ class GuardedCleanReserve(_Guarded, CleanReserve):
 
 
 class GuardedStateSlots(StateSlots):
-    """New states hold bytes that show, NaN for floats: an engine that takes them for zero is wrong.
+    """New states hold conspicuous bytes, NaN for floats: an engine that expects zeros is wrong.
 
-    Where the guard looks at all operations.
+    Only where the guard checks all operations.
     """
 
     def set_up_states(self, request: Request) -> None:
@@ -168,12 +168,12 @@ class GuardedStateSlots(StateSlots):
 
 
 class GuardedStepper(_Guarded, Stepper):
-    """A stepper that sends requests down the slow path where the guard looks at them.
+    """A stepper that sends requests down the slow path if the guard checks them.
 
-    Of a sampled guard that is one request of so many, over all steps; its row of every table is
-    looked at too. Array operations over the others are not; `check_integrity` compares their rows.
-    A guard that looks at everything takes two requests of three so, others the next time, and
-    compares the array operations over the rest with what they are to do.
+    A sampled guard checks one request of so many, over all steps, with its row of every table. It
+    does not check array operations over the others; `check_integrity` compares their rows. A guard
+    that checks everything takes two requests of three so, others the next time, and compares the
+    array operations over the rest with the expected results.
     """
 
     def __init__(self, *given: Any) -> None:
@@ -230,7 +230,7 @@ def _check_end(request: Request, n_tokens: int) -> None:
 
 
 class GuardedPartsFactory(PartsFactory):
-    """Makes the parts of a guarded cache, and the guard when they are all there.
+    """Makes the parts of a guarded cache, and then the guard.
 
     `check_cache` recomputes the books of a cache, guarded or not.
     """

@@ -1,7 +1,7 @@
 """The tree's pages of a sequence, and the tokens of it that a reach needs.
 
-A second opinion: it compares tokens from the root on and tries every boundary, and shares no code
-with matching, pinning or the planning of load-backs.
+A second opinion: it compares tokens from the root on, tries every boundary, and shares no code with
+matching, pinning or the planning of load-backs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Pages = Sequence[tuple[int, int]]
 """Ranges of pages `[start, end)`, in order and disjoint."""
 
 NONE = b"\xff" * SLOT_BYTES
-"""Stands where there is no slot."""
+"""Marks a missing slot."""
 
 
 class Shelf(NamedTuple):
     """The tree's pages of a sequence.
 
     Attributes:
-        n_pages: how far nodes follow it.
+        n_pages: pages for which nodes follow it.
         nodes: those nodes, root first; the last may follow it in part.
         gaps: per component, for DEVICE alone and for any tier: how many of the first `n` pages it
             cannot be read from, `[n_pages + 1]`.
@@ -97,7 +97,7 @@ def is_root_of(tree: Tree, node: Node, namespace: object) -> bool:
 def follow(
     tree: Tree, key: TokenKey, limit: int, root: Node | None = None
 ) -> tuple[list[Node], int]:
-    """The nodes that follow a key from the root for at most `limit` pages, and how far they do.
+    """The nodes that follow a key from the root, and for how many pages, at most `limit`.
 
     The root is that of the key's namespace, unless another is given: a cleared one.
     """

@@ -18,7 +18,7 @@ __all__ = ["Pinning"]
 
 
 class Pinning:
-    """Checks `Cache.pin` and its end, and the pins that stand."""
+    """Checks `Cache.pin`, `Cache.unpin`, and existing pins."""
 
     def __init__(self, watched: Watched) -> None:
         self.watched = watched
@@ -26,7 +26,7 @@ class Pinning:
         self.books = watched.books
 
     def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> After:
-        """It takes nothing, holds what a request needs there, and leaves promises covered."""
+        """It takes no slot, holds a request's data there, and leaves promises covered."""
         del key, owner, max_tokens
         self.watched.rooms.expect(self.watched.nothing, host_too=False)
 

@@ -1,6 +1,6 @@
 """Checks demands, promises and refusals against need (A1, A4, A6, A8, A10, A13).
 
-Demands are compared with the life of a request, played step by step; decisions with the ledgers.
+Demands are compared with a request's simulated life, step by step; decisions with the ledgers.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ if TYPE_CHECKING:
 __all__ = ["Promises"]
 
 MOST_STEPS = 4096
-"""Steps of a request's life beyond which it is not played."""
+"""Most steps of a request's life that are simulated."""
 
 SPARE_PAGES = 2
 """Pages by which a default demand may exceed the request's actual need: slack and rounding."""
 
 MOST_OVERTAKEN = 32
-"""How often one that waits may ask in vain and be passed: many times the line's bound."""
+"""How often a waiting request may be deferred and passed: many times the queue's bound."""
 
 
 class Place:
-    """The place in line of a key that was deferred.
+    """The place in line of a deferred key.
 
     Attributes:
         arrived: its number in the order of arrival.
-        n_tokens: its length; with another one it is a new request's.
-        passed: whether a later one was admitted since it asked.
-        times: how often it asked again after that, and was deferred.
+        n_tokens: its length; another length means a new request.
+        passed: whether a later one was admitted since its last try.
+        times: how often it was deferred again after that.
     """
 
     __slots__ = ("arrived", "n_tokens", "passed", "times")
@@ -56,7 +56,7 @@ class Promises:
     """Checks the demands, promises and decisions of one cache.
 
     Attributes:
-        follows: whether every operation is looked at, so that the effects of one are known at the
+        follows: whether every operation is checked, so that the effects of one are known at the
             next.
     """
 
@@ -78,7 +78,7 @@ class Promises:
     # -- demands
 
     def check_demands(self, request: Request) -> None:
-        """No less than the request's life takes (A1, A10), and not much more (A4)."""
+        """Demands cover the request's life (A1, A10), and not much more (A4)."""
         for part in request.components:
             component, demand, load = part.component, part.demand, part.host_slots
             if not self._default[component.index]:
@@ -305,7 +305,7 @@ class Promises:
             other.passed = other.passed or other.arrived < mine
 
     def ended(self, request: Request) -> None:
-        """A request that had run is over; if its key comes again, it comes last in line."""
+        """A request that had run has ended; if its key comes again, it comes last in line."""
         self._beyond.discard(id(request))
         if id(request) in self._asked and request.key not in self._waiting:
             self._arrived.pop(request.key, None)
@@ -378,7 +378,7 @@ class Promises:
     ) -> None:
         """Admitted slots come out of the promise, not out of the rest (A7, A1).
 
-        `spare` where a state that nobody foresaw was due: it takes a slot that is left over.
+        `spare` if a state beyond the demand was due: it takes a spare slot.
         """
         position, end = request.computed, request.computed + n_tokens
         size = self.tree.page_size

@@ -1,7 +1,7 @@
-"""Checks that data which leaves a running request goes where it must (I1, I7, I9, I10, I11).
+"""Checks where data of a running request goes when it leaves it (I1, I7, I9, I10, I11).
 
-A second opinion: pages and states that were the request's own before an operation and are not after
-it are looked for in the tree, page by page, and compared with the points the request has.
+A second opinion: pages and states that an operation takes from a request are searched in the tree,
+page by page, and compared with the request's points.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEEP_PAGES = 1 << 20
 
 
 DEEPEST_STAMP = 1 << 62
-"""Before everything that was left behind."""
+"""Before all evict-first data."""
 
 
 class SequenceSlots(NamedTuple):
@@ -47,8 +47,8 @@ class SequenceSlots(NamedTuple):
     Attributes:
         own: by paged component, slots that are the request's.
         tree: the same of the tree.
-        stamps: when the tree's were used last; negative for data left behind, 0 for none.
-        copied: of the tree's, which HOST has a copy of.
+        stamps: last uses of the tree's; negative for evict-first data, 0 for none.
+        copied: which of the tree's have a copy on HOST.
         held: pages that are pinned in the tree, data or not.
         states: by state component, the request's captured ones by boundary.
         shared: the same of the tree.
@@ -57,7 +57,7 @@ class SequenceSlots(NamedTuple):
         due: the boundary at which its live states are to be captured; 0 if none.
         clock: the tree's.
         skipped: points skipped so far, of all requests.
-        known: those of the request, which are not counted again.
+        known: those of the request, which do not count again.
     """
 
     own: dict[int, Pages]
@@ -79,7 +79,7 @@ class Departed(NamedTuple):
     """Slots of one component that left a request in an operation.
 
     Attributes:
-        adopted: that the tree has now.
+        adopted: slots that the tree has now.
         freed: the others.
     """
 
@@ -88,7 +88,7 @@ class Departed(NamedTuple):
 
 
 class PublishedData:
-    """Checks the data that the requests of one cache leave to the tree.
+    """Checks the data that the requests of one cache give to the tree.
 
     Attributes:
         cost: bytes of one resume point, and of its states alone.
@@ -200,7 +200,7 @@ class PublishedData:
     def check(
         self, request: Request, was: SequenceSlots, end: int | None, *, evicted: bool
     ) -> dict[int, Departed]:
-        """Data that left the request is the tree's where it must be, and counts as it must there.
+        """Data that left the request is the tree's where it must be, with the right stamps.
 
         Args:
             request: whose; its points are those that it has now.

@@ -1,4 +1,4 @@
-"""Checks of the clean reserve: what is copied ahead, in which order, and how much (B6, E4, T7)."""
+"""Checks of the clean reserve: its entries, their order and their number (B6, E4, T7)."""
 
 from __future__ import annotations
 

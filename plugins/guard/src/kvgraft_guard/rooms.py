@@ -1,8 +1,7 @@
 """Checks of victims when room is made (E1, E2, E3, E5, E6, L5, R3).
 
-Everything that is evicted goes through `Evictor` of `kvgraft.requests.eviction`, one pool and one
-target at a time. So each call can be compared with the operation's need and with the books before
-it.
+Every eviction goes through `Evictor` of `kvgraft.requests.eviction`, one pool and one target at a
+time. So each call can be compared with the operation's need and with the books before it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from kvgraft_guard.tenancy import Tenancy
 __all__ = ["Evict", "Rooms"]
 
 Evict = Callable[[TreeComponent, Tier, int, int | None], bool]
-"""Frees slots of one pool for a tenant until so many are free; whether they are."""
+"""Frees slots of one pool for a tenant until enough are free; returns whether they are."""
 
 DEMOTED, DELETED, CASCADE = map(CAUSES.index, CAUSES[:3])
 
@@ -43,7 +42,7 @@ class Rooms:
 
     Attributes:
         tenancy: checks of tenants that share the pools.
-        active: whether an operation is being looked at; set by `expect`, cleared when it is over.
+        active: whether an operation is being checked; set by `expect`, cleared at its end.
         left: whether data left the tree since `expect`.
     """
 
@@ -88,7 +87,7 @@ class Rooms:
             order.take(node, None, on_device=True)
 
     def drops(self, node: Node) -> None:
-        """A cell of a node is to lose its HOST data."""
+        """A cell of a node will lose its HOST data."""
         self.left = True
         if self._victims.take(node, on_device=False):
             self.tenancy.victim(node)
@@ -344,7 +343,7 @@ class Rooms:
     # -- the operation
 
     def check_operation(self, name: str, was: Reading, now: Reading) -> None:
-        """Nothing was evicted but by making room where it was short (E2)."""
+        """Only making room for a shortfall evicted data (E2)."""
         evicted = self._evicted
         for at, (then, left) in enumerate(zip(was.left, now.left)):
             if then == left:

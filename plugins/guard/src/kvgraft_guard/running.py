@@ -26,7 +26,7 @@ class Running:
     """Checks of the operations between admission and end.
 
     Attributes:
-        clock: operations looked at so far; 0 where not all are, and none follows another for sure.
+        clock: operations checked so far; 0 if not all are, so that one may be missed in between.
     """
 
     def __init__(self, watched: Watched) -> None:
@@ -230,7 +230,7 @@ class Running:
             )
 
     def computed(self, request: Request, n_tokens: int, fence: Fence | None = None) -> After:
-        """Slots go to the tree or are given back, none is taken; no promise pays for it (I12)."""
+        """Slots go to the tree or are freed, none is taken; it costs no promise (I12)."""
         del fence
         watched, shares, size = self.watched, self.watched.shares, self.tree.page_size
         watched.rooms.expect(watched.nothing, host_too=False)
@@ -429,7 +429,7 @@ class Running:
     # -- between requests
 
     def poll(self) -> After:
-        """Transfers end; nothing is evicted but for slots that move (K7) and copies made ahead."""
+        """Transfers end; evictions are only for slots that move (K7) and copies made ahead."""
         self._expect_moves()
         watched, now_s = self.watched, self.watched.now_s()
         wished, idle = self._wished(), not self._in_flight()
@@ -491,7 +491,7 @@ class Running:
             )
 
     def move_memory(self, giver: str, taker: str, tier: Tier = Tier.DEVICE) -> After:
-        """An extent changes hands: as many slots move as it has (K7)."""
+        """An extent changes its pool: as many slots move as it has (K7)."""
         del giver, taker, tier
         self._expect_moves()
         return _nothing

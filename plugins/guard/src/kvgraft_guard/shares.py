@@ -1,7 +1,7 @@
-"""Checks that a request reads and leaves behind its own data (I1 to I12, L6, T9, M8).
+"""Checks that a request reads and publishes its own data (I1 to I12, L6, T9, M8).
 
 A request's slots are read page by page, from its runs and the tree's nodes, before and after each
-of its operations, and now and then after others'.
+of its operations, and sometimes after others'.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ __all__ = ["Offer", "Shares", "Spare", "States"]
 Table = npt.NDArray[np.int32]
 
 OTHERS_AT_A_TIME = 2
-"""Requests whose slots are compared after an operation of somebody else."""
+"""Requests whose slots are compared after an operation of another request."""
 
 
 class _Seen(NamedTuple):
@@ -50,17 +50,17 @@ class Offer(NamedTuple):
     """Data that a request has to share.
 
     Attributes:
-        cached: the boundary it has shared everything up to already, in pages.
-        best: the boundary that can be cached.
-        at_least: the same if a state that is due finds no slot.
-        left: its own pages and states, and those that the tree had.
+        cached: the boundary up to which it has shared everything already, in pages.
+        best: the deepest boundary that can be cached.
+        at_least: the same if a due state finds no slot.
+        left: its own pages and states, and the tree's.
         states: its states by component, by boundary, with those an end donates.
         due: the boundary at which its live states are due as checkpoints; 0 if none.
         whole: whether everything the reaches need at `best` is there.
         declined: checkpoints declined so far.
         published: whether the tree got pages of it that no backup was started for.
-        spare: by component, DEVICE slots that nobody was promised and no due state takes.
-        renewed: how many the request is promised anew when it has shared all its own.
+        spare: by component, DEVICE slots that are unpromised and that no due state takes.
+        renewed: how many the request is promised again after it shared all its own.
         n_failed: transfers that could not be submitted so far.
     """
 
@@ -100,7 +100,7 @@ class States(NamedTuple):
 
 
 class Spare(NamedTuple):
-    """Whether every state pool has a slot that nobody was promised, and a free one."""
+    """Whether every state pool has an unpromised slot, and a free one."""
 
     slot: bool
     free_slot: bool
@@ -110,8 +110,8 @@ class Shares:
     """Checks the slots that the requests of one cache own and share.
 
     Attributes:
-        follows: whether every operation is looked at, so that a request's slots are known from one
-            to the next.
+        follows: whether every operation is checked, so that a request's slots are known from one to
+            the next.
     """
 
     def __init__(self, cache: Cache, hooks: Sequence[HookGuard]) -> None:
@@ -150,7 +150,7 @@ class Shares:
         return table
 
     def check_table(self, request: Request, name: str, said: Table) -> None:
-        """The slots that an engine is told to read are the request's, page by page (T9)."""
+        """The slots of a request's table are its own, page by page (T9)."""
         component = self.tree.by_name[name]
         held = self._table(request, component, _path(request))
         if len(said) == len(held) and not (said != held).any():
@@ -265,7 +265,7 @@ class Shares:
     def allocated(self, request: Request, *, left: bool) -> None:
         """Pages that had slots keep them, the others have new ones (A1, T9).
 
-        Unless data `left` behind by the reaches was handed over first.
+        Except pages behind the reaches that were handed over first (`left`).
         """
         seen, now = self._seen.get(id(request)), self.tables(request)
         if seen is not None and seen.request is request:
@@ -283,9 +283,9 @@ class Shares:
         self._note(request, now)
 
     def computed(self, request: Request, left: SequenceSlots | None) -> None:
-        """The request gave up exactly the data that bounded reaches left behind (L6, I3).
+        """The request gave up exactly the data behind its bounded reaches (L6, I3).
 
-        `left` is its data before, where it passed the end of a page.
+        `left` is its earlier data, if it passed the end of a page.
         """
         seen, now = self._seen.get(id(request)), self.tables(request)
         size = self.tree.page_size
@@ -501,7 +501,7 @@ class Shares:
             )
 
     def check_captured(self, request: Request, left: SequenceSlots, nodes: list[Node]) -> None:
-        """A state that was due and is now the tree's still equals the live one (I7)."""
+        """A due state that is now the tree's still equals the live one (I7)."""
         for node in nodes if left.due else ():
             if node.end != left.due:
                 continue
@@ -732,8 +732,8 @@ class Shares:
     ) -> None:
         """States are due where a point, the grid or the decode needs them, and only there (I7).
 
-        For all components alike (I10, I12). `ahead` are the points before the step; `stood` are the
-        states due before a step of no tokens, which changes nothing.
+        The same holds for all components (I10, I12). `ahead` are the points before the step;
+        `stood` are the states due before a step of no tokens, which changes nothing.
         """
         if stood is not None:
             for part, was, now in zip(request.state_components, stood, self.due(request)):

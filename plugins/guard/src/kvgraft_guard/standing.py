@@ -31,10 +31,10 @@ KEEPS_PROMISES = frozenset(
 """Operations that change no promise and no request's slots."""
 
 LEASES_EVERY = 4
-"""Operations that evicted something, between two that are followed by a look at leases."""
+"""Operations with evictions between two checks of leases."""
 
 LEASES_AT_A_TIME = 2
-"""Requests whose leases are looked at then, besides that of the operation."""
+"""Requests whose leases are checked then, besides that of the operation."""
 
 
 class Standing:

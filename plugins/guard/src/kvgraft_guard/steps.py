@@ -1,8 +1,8 @@
-"""Steps of all running requests: those that go the common way, and what the engine is told (T9).
+"""Steps of all running requests: those on the fast path, and the step's tensors (T9).
 
-Two of three requests are taken through `computed` and `allocate`, which are looked at by
-themselves. The others go the common way, unless something else is due for them: how each comes
-out of it is worked out here from what it had before and from the arguments of the call.
+Two of three requests go through `computed` and `allocate`, which have checks of their own. The
+others take the fast path, unless more is due for them: their expected results are computed here
+from their earlier data and the call's arguments.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Before(NamedTuple):
 
 
 class Steps:
-    """Looks at the steps of one cache.
+    """Checks the steps of one cache.
 
     Args:
         watched: the cache.
@@ -84,9 +84,9 @@ class Steps:
         self._mirrors: dict[str, Table] = {}
 
     def asked(self, requests: object, n_computed: object) -> None:
-        """A step begins: note its arguments, whose key was cut, who has a row since the one before.
+        """A step begins: note its arguments, cut keys, and requests with new rows.
 
-        Slots that were given behind a cut are of tokens that count in no step.
+        Slots behind a cut are of tokens that count in no step.
         """
         for row, end in self.rows.cuts.items():
             request = self.rows.request[row]
@@ -98,7 +98,7 @@ class Steps:
         self._known = {id(each) for each in given if isinstance(each, Request) and each.row >= 0}
 
     def begins(self, requests: Sequence[Request], common: npt.NDArray[np.bool_]) -> None:
-        """`common` are the requests that nothing is to be looked at of, one by one."""
+        """`common` are the requests that are not checked one by one."""
         counts: Sequence[int] | None = None
         if self._asked is not None:
             counts = np.broadcast_to(np.asarray(self._asked), (len(requests),)).tolist()

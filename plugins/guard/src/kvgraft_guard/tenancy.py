@@ -1,7 +1,7 @@
-"""Checks of tenants: who loses data for whom, and who may hold how much (K4, K5, A12).
+"""Checks of tenants: which one loses data for which, and how much each may hold (K4, K5, A12).
 
-It counts for itself: from the terms of the tenants' ledgers, not from their headroom or their
-choice of victims.
+It computes from the terms of the tenants' ledgers, not from their headroom or their choice of
+victims.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Tenancy", "most_for", "room_for"]
 
 
 def room_for(ledger: Ledger, mine: int = 0) -> int:
-    """Slots that may be promised out of a tenant's ledger, or one of all, `mine` among them."""
+    """Slots that may be promised out of a tenant's ledger, or a pool's, `mine` among them."""
     if not isinstance(ledger, TenantLedger):
         kept = ledger.promised + ledger.allocator.closing
         return ledger.free + ledger.evictable - kept + mine
@@ -32,7 +32,7 @@ def room_for(ledger: Ledger, mine: int = 0) -> int:
 
 
 def most_for(ledger: Ledger) -> int:
-    """The most slots that a tenant's requests can have with nothing else in the pool."""
+    """The most slots that a tenant's requests can have in an empty pool."""
     if not isinstance(ledger, TenantLedger):
         return ledger.capacity
     kept = sum([each.guarantee for each in ledger.pool.parts if each is not ledger])
@@ -97,10 +97,10 @@ class _Room(NamedTuple):
 
 
 class Tenancy:
-    """Looks at room being made in pools that tenants share.
+    """Checks evictions in pools that tenants share.
 
     Attributes:
-        shared: whether they are shared at all.
+        shared: whether tenants share any pool.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -114,7 +114,7 @@ class Tenancy:
         return tuple([each for each in ledgers if isinstance(each, TenantLedger)])
 
     def begin(self, component: TreeComponent, for_tenant: int | None, *, on_device: bool) -> object:
-        """Room is being made for a tenant; what was being made before, for `end`."""
+        """Room is being made for a tenant; returns the enclosing one, for `end`."""
         before = self._room
         if self.shared:
             ledgers = self._ledgers(component, on_device=on_device)
@@ -182,10 +182,10 @@ class Tenancy:
         return cell.host is not None and (cell.host_pins > 0 or (home and cell.device_pins > 0))
 
     def end(self, before: object, *, made: bool) -> None:
-        """Room was made or not: no tenant lost what is guaranteed to it (K4), and enough was tried.
+        """Room was made or not: no tenant lost guaranteed slots (K4), and enough was tried.
 
         Raises:
-            ContractViolation: K4; or E6, nobody lost what could have made the room.
+            ContractViolation: K4; or E6 if more data could have been evicted.
         """
         room, self._room = self._room, None
         if isinstance(before, _Room):
@@ -225,7 +225,7 @@ class Tenancy:
             )
 
     def check_standing(self, name: str) -> None:
-        """After an operation: nobody is beyond its limit, no guarantee is given away (A12)."""
+        """After an operation: no tenant is beyond its limit, no guarantee is given away (A12)."""
         if not self.shared:
             return
         for component in self.tree.components:

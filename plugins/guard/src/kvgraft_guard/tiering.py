@@ -1,7 +1,7 @@
 """The storage tier of a guarded cache (S1, S2, S5); `kvgraft_guard.traffic` has the rest.
 
-A step of the tier is an operation of its own, also in the middle of one of the cache's: each is
-held to the changes it may make itself.
+A step of the tier is an operation of its own, even inside one of the cache's: each may make only
+its own changes.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ __all__ = ["GuardedTier", "SteppedTier", "Tiering", "guarded_tier"]
 
 
 class SteppedTier(_Tier):
-    """A storage tier, ours or another package's, whose steps are looked at, each by itself."""
+    """A storage tier, ours or another package's, whose steps are checked one by one."""
 
     watched: Guard | Tiering | None = None
 
     def watch(self, cache: Cache, guard: Guard) -> None:
-        """From here on its steps are looked at."""
+        """Check its steps from now on."""
         del cache
         self.watched = guard
 
@@ -86,7 +86,7 @@ class SteppedTier(_Tier):
 
 
 class GuardedTier(SteppedTier, StorageTier):
-    """Ours, whose prefetches and calls to the store are looked at, too."""
+    """Our storage tier, whose prefetches and calls to the store are checked, too."""
 
     new_client = GuardedClient
     new_storing = GuardedStoring
@@ -100,7 +100,7 @@ class GuardedTier(SteppedTier, StorageTier):
 
 
 def guarded_tier(plain: Any) -> type[SteppedTier]:
-    """The class of a storage tier with its steps looked at; of ours the rest as well."""
+    """The class of a storage tier with its steps checked; for ours with all checks."""
     if plain is StorageTier:
         return GuardedTier
     return type("StorageTier", (SteppedTier, plain), {})
@@ -126,7 +126,7 @@ class Tiering:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step of the tier; the slots it holds afterwards are counted and pinned."""
+        """A step of the tier; the slots that it holds afterwards are counted and pinned."""
         with self.guard.step():
             yield
             self._check_in_flight()

@@ -1,8 +1,8 @@
 """Checks of data to and from the store: names, lengths and places (S2, S4, S5, S8).
 
-Every step of every prefetch goes through one place, and so does every write. A step sees
-part of a prefetch: each call of the store is compared with the pages it is made for, and each
-piece that is hung into the tree with the slots that the store was given for it.
+Every step of every prefetch goes through one place, and so does every write. A step sees part of a
+prefetch: each call of the store is compared with its pages, and each piece that is inserted into
+the tree with the slots that the store filled for it.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ class _Fetched(NamedTuple):
 
 
 class Traffic:
-    """Watches one storage tier's calls to its store, and where arrived pages are hung.
+    """Watches one storage tier's calls to its store, and where arrived pages are inserted.
 
     Args:
         tier: the tier.
-        period: addresses are compared in every so many calls of the store, of each kind.
+        period: addresses are compared in one of this many calls of the store, of each kind.
     """
 
     def __init__(self, tier: StorageTier, period: int) -> None:
@@ -119,12 +119,12 @@ class Traffic:
     # -- calls of the store
 
     def looks(self, addresses: Sequence[Address]) -> None:
-        """The store is to be asked what it has."""
+        """The store will be asked for presence."""
         if self._fetch is not None and self._is_due("exists"):
             self._compare(addresses, self._call_of(self._fetch, "looked for"))
 
     def fetches(self, addresses: Sequence[Address], buffers: Any) -> None:
-        """The store is to give payloads."""
+        """The store will read payloads."""
         fetch = self._fetch
         if fetch is not None:
             self._check_worth(fetch)
@@ -133,7 +133,7 @@ class Traffic:
                 self._compare(addresses, self._call_of(fetch, "fetched"))
 
     def stores(self, addresses: Sequence[Address]) -> None:
-        """The store is to take payloads."""
+        """The store will write payloads."""
         if self._sent is not None and self._is_due("set"):
             self._compare(addresses, self._call_for(*self._sent))
 
@@ -205,7 +205,7 @@ class Traffic:
             own[part.pages - fetch.start] = slots.reshape(len(part.pages), -1)
 
     def arrives(self, fetch: Fetch, arrive: Callable[[int], bool], end: int) -> bool:
-        """A piece is hung into the tree: each page is in its place (S5)."""
+        """A piece is inserted into the tree: each page is in its place (S5)."""
         if fetch not in self._watched:
             return arrive(end)
         since, had = fetch.tip.end, [mask.copy() for mask in fetch.arrived]
@@ -228,7 +228,7 @@ class Traffic:
             )
 
     def acknowledged(self, nodes: list[tuple[Node, int]], n_ok: int) -> None:
-        """Of data that counts as stored from now on, the store took every payload (S7)."""
+        """The store took every payload of data that counts as stored from now on (S7)."""
         n_slots = sum(
             component.n_slots(node)
             for node, bits in nodes
@@ -362,7 +362,7 @@ class GuardedFetch(Fetch):
 
 
 class GuardedPrefetching(Prefetching):
-    """Prefetches whose steps are told apart."""
+    """Prefetches whose steps are distinguished."""
 
     new_fetch = GuardedFetch
     traffic: Traffic | None = None

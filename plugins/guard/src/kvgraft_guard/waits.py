@@ -13,7 +13,7 @@ __all__ = ["Waits"]
 
 
 class Waits:
-    """Looks at one call of `admit` for a request that may be deferred.
+    """Checks one call of `admit` for a request that may be deferred.
 
     Made before the call; `check` is called after it.
     """
@@ -116,7 +116,7 @@ class Waits:
                 )
 
     def without_point(self, decision: Decision, now: Reading) -> Reading:
-        """The books without the promise of a point that was asked for: a state of each pool."""
+        """The books without the promise of a requested point: a state of each pool."""
         pending = decision.pending
         if pending is None or pending.by.points.keys() == self._points.get(id(pending.by)):
             return now

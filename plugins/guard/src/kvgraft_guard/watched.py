@@ -41,18 +41,18 @@ class Watched:
         leases: checks of pinned data.
         hooks: the wrappers around the components' hooks.
         matches: checks of match results.
-        operation: the name of the one that is looked at, or was last.
+        operation: the name of the one that is checked, or was last.
         contents: bytes in the pools.
         shares: checks of data that requests own and share.
         promises: checks of demands and promises.
         queues: transfers in flight, by direction.
         policy, write_back: the write policy.
-        ends_backups: operations that wait for copies to HOST, and so take transfers in: under
+        ends_backups: operations that wait for copies to HOST, and so process transfers: under
             write-back those that make room on DEVICE.
-        copies_hits: whether a match may begin backups, of data left behind for one.
+        copies_hits: whether a match may begin backups, such as of evict-first data.
         nothing: no slot of any component.
         states: one slot of each state component.
-        filled: whose clean reserve is being filled; None if none is.
+        filled: the component whose clean reserve is being filled; None if none is.
         homes: whether any component is at home on HOST.
     """
 
@@ -97,7 +97,7 @@ class Watched:
     def most_splits(self, boundary: int) -> int | None:
         """Nodes a match of `boundary` pages may split; None where components name their own spans.
 
-        One at the anchor, one where the device anchor lies, and where each reach begins and ends.
+        One at the anchor, one at the device anchor, and one where each reach begins and ends.
         """
         if any(each.lock_hooks is not None for each in self.cache.mounted):
             return None
@@ -108,7 +108,7 @@ class Watched:
         """Slots of a pool moved, with the data in them (K7).
 
         Raises:
-            ContractViolation: K7, the data may not be computed yet.
+            ContractViolation: K7, the data may not exist yet.
         """
         fence = self.cache.journal.fence
         named = tier is Tier.DEVICE and self.cache.config.payload and fence is not None

@@ -1,4 +1,4 @@
-"""The guard itself: a cache's operations, looked at one by one."""
+"""The guard itself: checks a cache's operations, one by one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FEWEST_OPERATIONS = 8
 """Operations between two recomputations of all books of a small cache."""
 
 SLOTS_A_CHECK = 64
-"""Slots for which a recomputation is one operation rarer: its cost per operation is bounded."""
+"""Each this many slots make a recomputation one operation rarer, which bounds its cost."""
 
 
 class _Looked:
@@ -66,17 +66,17 @@ class Guard:
     """Watches one cache; see `docs/guard.md`.
 
     The guarded parts of the cache call it (`kvgraft_guard.parts`). Its cost per operation depends
-    on the number of pools, and on the length of the path where a lease is looked at. The books
-    after an operation are those before the next one: a change in between is found there.
+    on the number of pools, and on the length of the path if a lease is checked. The books after an
+    operation must be those before the next one, so a change in between is found.
 
     Args:
         cache: the cache, just built.
         hooks: the wrappers around its components' hooks.
 
     Attributes:
-        looked_at: operations that were looked at.
+        looked_at: operations that were checked.
         full_checks: how often all books were recomputed.
-        chosen: requests of the step that runs whose operations are looked at.
+        chosen: requests of the running step whose operations are checked.
 
     Not thread safe: it runs on the scheduler thread, inside the cache's operations.
     """
@@ -117,7 +117,7 @@ class Guard:
 
     @property
     def looking(self) -> bool:
-        """Whether the operation that runs is looked at."""
+        """Whether the running operation is checked."""
         return self._looking
 
     def _checks(self) -> dict[str, Callable[..., After]]:
@@ -146,7 +146,7 @@ class Guard:
         }
 
     def look(self, name: str, operation: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Run an operation, and look at it every `period` times; nested calls are part of it."""
+        """Run an operation, and check one of every `period`; nested calls are part of it."""
         self._counts[name] += 1
         first = given[0] if given else None
         request = first if isinstance(first, Request) else None
@@ -164,7 +164,7 @@ class Guard:
             raise
 
     def look_at_step(self, step: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        """Run a step of all running requests; the stepper says which of them are looked at."""
+        """Run a step of all running requests; the stepper says which of them are checked."""
         if self.period == 1:
             self.steps.asked(given[0], named["n_computed"])
             self._last = None
@@ -242,7 +242,7 @@ class Guard:
 
     @contextmanager
     def checking(self, name: str) -> Iterator[None]:
-        """Code of the guard's own after a call: it ends in a violation, or in its own failure."""
+        """Run the guard's own code after a call; its errors become violations or `GuardError`."""
         try:
             yield
         except ContractViolation:
@@ -285,10 +285,10 @@ class Guard:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """A step of the storage tier: an operation of its own, also in the middle of the cache's.
+        """A step of the storage tier: an operation of its own, even inside one of the cache's.
 
-        The guard looks at the cache's operation up to the step, and begins it anew behind the step:
-        so each is held to the changes it may make itself.
+        The guard checks the cache's operation up to the step, and starts a new check after it, so
+        each may make only its own changes.
         """
         seen, looking, self._current = self._current, self._looking, None
         try:
@@ -313,7 +313,7 @@ class Guard:
             self._looking, self._current = looking, seen
 
     def acknowledged(self) -> None:
-        """A transfer ended; outside of an operation, the next one reads the books anew."""
+        """A transfer ended; if outside of an operation, the next one reads the books again."""
         if not self._looking:
             self._last = None
 
@@ -335,7 +335,7 @@ class Guard:
 
     @property
     def broken(self) -> bool:
-        """Whether a violation was found, after which the books may be anything."""
+        """Whether a violation was found, after which the books may be wrong."""
         return self._broken
 
     def closed(self) -> None:

@@ -1,7 +1,7 @@
-"""Data that is kept longer, or less long, than its use says: for whom, and until when (K4 to K6).
+"""Data that is kept longer, or less long, than its use alone would: tenants, pins, lifetimes.
 
-settings    shares and namespaces of tenants
-tenants     their shares of every pool, and whose data goes for whose request
+settings    shares and namespaces of
+tenants     tenants their shares of every pool, and which of them loses data for which request
 pins        prefixes that stay until they are unpinned, within a share of every pool
 lifetimes   priorities and times to live
 clearing    namespaces whose data is forgotten

@@ -1,8 +1,8 @@
-"""Clearing namespaces, and the sweeper that frees what they had (E2).
+"""Clearing namespaces, and the sweeper that frees their data (E2).
 
-A cleared namespace begins again with an empty tree. The nodes it had stay below their old root and
-keep their books, and no match leads to them. A `Sweeper` frees them bit by bit, so that nobody
-waits for a large tree; who needs room meanwhile takes it from them first.
+A cleared namespace begins again with an empty tree. Its old nodes stay below their old root and in
+the books, but no match finds them. A `Sweeper` frees them in small steps, so that no call waits for
+a large tree; requests that need room take it from them first.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ SLICE: Final = 64
 """Most steps of one call, each of about 5 µs; a node takes two."""
 
 SLICE_SLOTS: Final = SLICE // 2
-"""Slots that as many steps free at least, where nobody holds the data and each node has some."""
+"""Slots that this many steps free at least, if no data is held and each node has some."""
 
 LEAST_SLICES: Final = 8
-"""Slices that a request in need takes at least: few nodes have a state, or pages of a window."""
+"""Least slices of a request that needs room, since few nodes have a state or pages of a window."""
 
 
 class _Visit:
@@ -98,15 +98,15 @@ class _Visit:
 class Sweeper:
     """Drops cleared data that nobody holds.
 
-    It visits children before their parents, some steps in each call, and goes on where it was. Data
-    above a transfer's waits for its end, too: what arrives needs it there (T5).
+    It visits children before their parents, some steps in each call, and goes on where it stopped.
+    Data above a transfer's waits for the transfer's end, too, because arriving data needs it (T5).
 
     Args:
         tree: the tree.
 
     Attributes:
         n_steps: most steps of one call.
-        is_behind: whether there is data that it has not visited since that was cleared.
+        is_behind: whether there is cleared data that it has not visited yet.
     """
 
     def __init__(self, tree: Tree) -> None:
@@ -119,7 +119,7 @@ class Sweeper:
         """Begin with trees that have just been cleared; then go on with those before.
 
         Returns:
-            Visited nodes of the first whose data is held, and whether all of them were visited.
+            Visited nodes with held data, and whether all nodes were visited.
         """
         left, cleared, new = self.n_steps, self.tree.cleared, set(roots)
         self._path = self._path or [_Visit(root) for root in cleared if root not in new]
@@ -137,7 +137,7 @@ class Sweeper:
         return [node for node in visited if node is not None and node.parent is not None], done
 
     def resume(self) -> None:
-        """Take some steps; once all is visited, visit again what was held."""
+        """Take some steps; once all nodes are visited, visit those with held data again."""
         if not self._path:
             self._path = [_Visit(root) for root in self.tree.cleared]
         for _ in range(self.n_steps):
@@ -146,7 +146,7 @@ class Sweeper:
             self._step()
 
     def finish(self) -> None:
-        """Drop all that nobody holds; O(nodes of cleared trees)."""
+        """Drop all data that nobody holds; O(nodes of cleared trees)."""
         self._path = [_Visit(root) for root in self.tree.cleared]
         while self._path:
             self._step()
@@ -155,7 +155,7 @@ class Sweeper:
     def ensure_free(self, ledger: PoolBooks, n_slots: int) -> None:
         """Take steps through data not visited yet, until a ledger has room for `n_slots`.
 
-        No more than would do if each node had one slot, and nobody held it; at least some slices.
+        At most the steps that suffice if each node has one free slot, but at least some slices.
         """
         n_slices = max(LEAST_SLICES, -(-(n_slots - ledger.room) // SLICE_SLOTS))
         asked, self.tree.for_tenant = self.tree.for_tenant, None

@@ -1,9 +1,9 @@
 """Priorities and times to live: levels of candidates above what a policy orders.
 
-A use may carry a `Retention`. Its stamp leads to it, so data has the retention of its last use, and
-a parent inherits it with the stamp. Data whose time is over leaves first, then the lowest priority;
-within a level the policy's own order decides, see `kvgraft.tree.component`. Until the first
-retention nothing is looked up.
+A use may carry a `Retention`, found by its stamp. So data has the retention of its last use, and a
+parent inherits it with the stamp. Expired data leaves first, then the lowest priority; within a
+level the policy's own order decides, see `kvgraft.tree.component`. Until the first retention
+nothing is looked up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvgraft.tree.tree import Tree
 __all__ = ["Lifetimes", "RequestedRetention", "Retention", "Retentions"]
 
 FEWEST_RETENTIONS: Final = 1024
-"""Uses with retentions from which on those that no data is of any more are forgotten."""
+"""Uses with retentions from which on those without data are forgotten."""
 
 
 class Retention(NamedTuple):
@@ -31,7 +31,7 @@ class Retention(NamedTuple):
 
     Attributes:
         priority: data of a lower one leaves first; 0 for data without a retention.
-        until_s: when its time is over, in seconds of the clock; None for never.
+        until_s: when it expires, in seconds of the clock; None for never.
     """
 
     priority: int
@@ -42,8 +42,8 @@ class Lifetimes:
     """The retentions of one tree's data, and the time.
 
     Attributes:
-        now_s: the clock, read when a request begins or ends and at every poll: while room is made
-            it stands still.
+        now_s: the clock, read when a request begins or ends and at every poll, but not during an
+            eviction.
     """
 
     def __init__(self, tree: Tree, clock: Callable[[], float]) -> None:
@@ -56,17 +56,17 @@ class Lifetimes:
         self.now_s = clock()
 
     def read_clock(self) -> None:
-        """Time goes on, never back."""
+        """Read the clock; time never goes back."""
         self.now_s = max(self.now_s, self._clock())
 
     def note(self, stamp: int, retention: Retention) -> None:
-        """A use has a retention; O(1), amortised over the data there is."""
+        """Note a use's retention; O(1), amortised over all data."""
         self._retentions[use_of(stamp)] = retention
         if len(self._retentions) > self._most:
             self._forget()
 
     def of(self, stamp: int) -> Retention | None:
-        """The retention of the use that a stamp is of; None if it has none."""
+        """The retention of the use with this stamp; None if it has none."""
         return self._retentions.get(use_of(stamp))
 
     def level(self, stamp: int) -> int:
@@ -77,12 +77,12 @@ class Lifetimes:
         return EXPIRED if self.is_over(retention) else retention.priority
 
     def priority(self, stamp: int) -> int:
-        """The priority of data with a stamp, whether its time is over or not."""
+        """The priority of data with a stamp, even if it has expired."""
         retention = self.of(stamp)
         return 0 if retention is None else retention.priority
 
     def is_over(self, retention: Retention) -> bool:
-        """Whether its time is over."""
+        """Whether it has expired."""
         return retention.until_s is not None and retention.until_s <= self.now_s
 
     # -- candidates by the end of their time: each is in its order by priority as well
@@ -94,13 +94,13 @@ class Lifetimes:
             self._by_time[candidates, node.tenant].push(until, node)
 
     def left(self, candidates: Candidates, node: Node, stamp: int) -> None:
-        """A node that was entered with this stamp is no candidate any more."""
+        """A node that was entered with this stamp is no longer a candidate."""
         until = self._until(stamp)
         if until is not None:
             self._by_time[candidates, node.tenant].withdraw(until, node)
 
     def over(self, candidates: Candidates, tenant: int) -> Node | None:
-        """A tenant's candidate whose time was over first; None if nobody's is."""
+        """A tenant's candidate that expired first; None if none has."""
         entry = self._by_time[candidates, tenant].entry(0, 0)
         if entry is None:
             return None
@@ -115,7 +115,7 @@ class Lifetimes:
         return (round(min(retention.until_s, 1e15) * 1e9) << 64) + stamp
 
     def describe(self, retention: Retention) -> str:
-        """When its time is over, in words; empty if never."""
+        """When it expires, in words; empty if never."""
         if retention.until_s is None:
             return ""
         left_s = retention.until_s - self.now_s
@@ -138,11 +138,11 @@ MOST_PRIORITY: Final = 8
 
 
 class RequestedRetention(NamedTuple):
-    """The retention that an engine asks for a request's data.
+    """The retention that an engine requests for a request's data.
 
     Attributes:
         priority: data of a lower one leaves first.
-        ttl_s: seconds after its use until its time is over.
+        ttl_s: seconds after its use until it expires.
     """
 
     priority: int = 0
@@ -150,7 +150,7 @@ class RequestedRetention(NamedTuple):
 
 
 class Retentions:
-    """Sets how long requests' data is kept; does nothing until a request asks for it.
+    """Sets how long requests' data is kept; does nothing until a request gives a retention.
 
     Args:
         tree: stamps the data that requests use.
@@ -163,10 +163,10 @@ class Retentions:
 
     @staticmethod
     def ask(call: str, request: Request, priority: Any, ttl_s: Any) -> None:
-        """Note what is asked for; what is None stays as it was.
+        """Note a priority and a time to live; None leaves one unchanged.
 
         Raises:
-            ConfigError: a priority or a time that cannot be; nothing was noted.
+            ConfigError: an impossible priority or time; nothing was noted.
         """
         wanted = request.requested_retention or RequestedRetention()
         if priority is not None:
@@ -183,7 +183,7 @@ class Retentions:
         request.requested_retention = wanted
 
     def used(self, request: Request) -> None:
-        """Give the retention that is asked for to all that the request uses from now on."""
+        """Give the requested retention to all data that the request uses from now on."""
         lifetimes = self.tree.lifetimes
         if lifetimes is None:
             lifetimes = self.tree.lifetimes = Lifetimes(self.tree, self.clock)

@@ -26,11 +26,11 @@ class Pin:
     Attributes:
         owner: whose it is.
         namespace: the key's.
-        asked_tokens: the prefix that was to be pinned, in whole pages.
-        tokens: the part of it that was cached, and stays.
+        asked_tokens: the requested prefix, in whole pages.
+        tokens: its cached part, which stays.
         device_tokens: how much of that DEVICE had then; the rest stays on HOST, and on DEVICE once
             a request has loaded it.
-        cleared: whether its namespace was cleared: it holds nothing any more.
+        cleared: whether its namespace was cleared: then it holds nothing any more.
         receipt: its hold on the tree.
         root: its namespace's root.
         slots: the slots it needs, by pool.
@@ -93,7 +93,7 @@ class Pins:
         return self._holders.slots.get(ledger, 0)
 
     def bound(self, ledger: PoolBooks) -> int:
-        """Slots of a pool that they may hold; a pool that shrinks takes none back."""
+        """Slots of a pool that they may hold; a shrinking pool takes none back."""
         return int(ledger.capacity * self.share)
 
     def pin(self, key: TokenKey, owner: str, limit: int) -> Pin:
@@ -157,7 +157,7 @@ class Pins:
         return len(mine)
 
     def cleared(self, namespaces: Collection[object]) -> int:
-        """Namespaces are cleared: nobody finds what was pinned there. How many pins ended."""
+        """Namespaces are cleared: end their pins; returns how many there were."""
         ended = [pin for pin in self if pin.namespace in namespaces]
         for pin in ended:
             pin.cleared = True
@@ -165,7 +165,7 @@ class Pins:
         return len(ended)
 
     def stats(self) -> dict[str, PinStats]:
-        """By owner; another thread may ask, so pins are copied first."""
+        """Counts by owner; another thread may call it, so pins are copied first."""
         by_owner: dict[Any, list[Pin]] = {}
         for pin in self._pins.copy().values():
             by_owner.setdefault(pin.owner, []).append(pin)
@@ -216,7 +216,7 @@ class Pins:
 
 
 _Pages = tuple[TreeComponent, PoolBooks, list[Node]]
-"""Nodes of which a pin holds a component's data in one pool."""
+"""Nodes on which a pin holds a component's data in one pool."""
 
 
 class _Holders(TreeObserver):

@@ -21,12 +21,13 @@ class TenantSettings(SettingsModel):
 
     Attributes:
         namespaces: those that belong to it.
-        prefixes: others that are text and begin so belong to it, too; the longest prefix counts.
-        guarantee: the share that other tenants' requests never take data of, nor count on.
-        limit: the share that it never has more of.
+        prefixes: text namespaces that begin with one of these belong to it, too; the longest prefix
+            counts.
+        guarantee: the share that other tenants' requests can neither take nor count on.
+        limit: the largest share that it may have.
         host_guarantee: the same share on HOST; by default as on DEVICE.
         host_limit: the same share on HOST; by default as on DEVICE.
-        weight: its part of what is borrowed, against the weights of the others.
+        weight: its part of the borrowed slots, relative to the weights of the others.
     """
 
     namespaces: tuple[Any, ...] = ()
@@ -49,7 +50,7 @@ OTHERS = "default"
 
 
 def tenants_settings(given: Mapping[str, Any]) -> dict[str, TenantSettings]:
-    """Tenants by name, whose shares and namespaces agree; for a validator of pydantic's."""
+    """Tenants by name, whose shares and namespaces agree; for a pydantic validator."""
     tenants = {name: checked(TenantSettings, each, "tenants", name) for name, each in given.items()}
     said = refused_tenants(tenants)
     if said:
@@ -58,7 +59,7 @@ def tenants_settings(given: Mapping[str, Any]) -> dict[str, TenantSettings]:
 
 
 def refused_tenants(tenants: Mapping[str, TenantSettings]) -> str:
-    """Why these cannot share a cache; empty if they can."""
+    """Why these tenants cannot share a cache; empty if they can."""
     owners: dict[Any, str] = {}
     for name, each in tenants.items():
         shares = (each.guarantee, each.limit), each.on_host

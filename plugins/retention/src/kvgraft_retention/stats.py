@@ -11,7 +11,7 @@ __all__ = ["ClearStats", "PinStats", "PoolShare", "TenantStats", "TenantTokens"]
 class PinStats(NamedTuple):
     """The pinned prefixes of one owner (K6); slots by component, in each pool's own units.
 
-    Pages that several pins hold count for each of them here, and once against the bound; also where
+    Pages that several pins hold count for each of them here, and once against the bound, even if
     they are not cached.
 
     Attributes:
@@ -32,7 +32,7 @@ class PoolShare(NamedTuple):
     """One tenant's part of a pool, in slots.
 
     Attributes:
-        guarantee: slots that other tenants' requests take nothing of.
+        guarantee: slots that other tenants' requests cannot take.
         limit: most slots it ever has.
         evictable: its part of the pool's, see `kvgraft.stats.PoolStats`.
         pinned: the same.
@@ -100,15 +100,15 @@ class ClearStats(NamedTuple):
     Of a large tree they count the part that the call visited: `complete` is false then.
 
     Attributes:
-        namespaces: namespaces that there were, of those it was asked to clear.
+        namespaces: existing namespaces that it cleared.
         device: slots freed on DEVICE.
         host: slots freed on HOST; 0 of a component without a HOST pool.
-        held_device: slots on DEVICE that stay until requests and transfers let go of them.
+        held_device: slots on DEVICE that stay until requests and transfers release them.
         held_host: the same on HOST.
-        requests: requests begun before, and not ended: they share nothing any more.
+        requests: requests that have begun and not ended: they share nothing any more.
         pins: pinned prefixes of these namespaces, which ended.
-        complete: whether all of their data was visited. Else each `poll` goes on, and requests that
-            need room take it there first.
+        complete: whether all of their data was visited. Otherwise each `poll` goes on, and requests
+            that need room take it there first.
     """
 
     namespaces: int

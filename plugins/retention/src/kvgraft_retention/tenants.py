@@ -1,18 +1,18 @@
-"""Tenants that share pools: their books, and who gives up data for whom (K4, K5).
+"""Tenants that share pools: their books, and which one loses data for which (K4, K5).
 
 Every namespace belongs to a tenant, so every node does (`Node.tenant`). A tenant has a ledger of
 its own in every pool, and the pool's own terms are the sums. Per pool, in slots:
 
     used       evictable + pinned + private + in flight
     committed  what its requests hold and are promised: used - evictable + promised
-    over       used - leaving - guarantee: it has borrowed so much
+    over       used - leaving - guarantee: slots that it has borrowed
     claim      max(guarantee, committed - leaving) + leaving: others cannot have it
 
-Admissions, pins and demotions keep `sum of claims <= capacity`: running requests never hold
-or count on another's guarantee, so it is there when its tenant asks (A7, A8). Cached data may lie
-in it, and is evicted for that tenant's requests. Making room takes data of the tenant that borrowed
+Admissions, pins and demotions keep `sum of claims <= capacity`: running requests never hold or
+count on another's guarantee, so it is there when its tenant asks (A7, A8). Cached data may lie in
+it, and is evicted for that tenant's requests. An eviction takes data of the tenant that borrowed
 most for its weight (K5), and no more than it borrowed: not a slot of a guarantee (K4). A tenant at
-its limit takes its own.
+its limit loses its own data.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ __all__ = [
 ]
 
 ROUNDING: Final = 1e-6
-"""Slots by which a share of a pool may be too small for want of digits: 0.29 of 100 is 29."""
+"""Slots by which rounding may make a share of a pool too small: 0.29 of 100 is 29."""
 
 
 class Tenant(NamedTuple):
-    """A tenant's rights.
+    """A tenant's shares.
 
     Attributes:
         name: its name.
-        guarantees: by tier, the share of every pool that others' requests take nothing of.
-        limits: by tier, the share of every pool that it never has more of.
-        weight: its part of what is borrowed, against the others' weights.
+        guarantees: by tier, the share of every pool that others' requests cannot take.
+        limits: by tier, the largest share of every pool that it may have.
+        weight: its part of the borrowed slots, relative to the others' weights.
     """
 
     name: str
@@ -67,9 +67,9 @@ class Tenants:
     Args:
         tenants: in the order of their indexes.
         namespaces: the tenant of a namespace, by index.
-        prefixes: the tenant of the namespaces that are text and begin so, by index; the longest
-            prefix counts.
-        others: index of the tenant that all other namespaces belong to.
+        prefixes: the tenant of text namespaces with this prefix, by index; the longest prefix
+            counts.
+        others: index of the tenant of all other namespaces.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Tenants:
         self._others = others
 
     def hits(self, tree: Tree) -> HitCounts:
-        """Counts hits of a cache, of each tenant too."""
+        """Counts hits of a cache, and of each tenant."""
         return TenantHitCounts(tree, self.tenants)
 
     def of(self, namespace: object) -> int:
@@ -105,7 +105,7 @@ class Tenants:
         """The ledger of one pool; shares of it are rounded down to multiples of `granule` slots.
 
         Raises:
-            ConfigError: a guarantee that is no slot of it.
+            ConfigError: a guarantee of less than one slot.
         """
         ledger = SharedLedger(component, tier, allocator, self.tenants, granule)
         for each in ledger.parts:
@@ -121,7 +121,7 @@ class Tenants:
 
 
 def tenants_of(settings: Mapping[str, TenantSettings]) -> Tenants:
-    """The tenants of some settings, and the one that all other namespaces belong to."""
+    """The tenants of some settings, and the one of all other namespaces."""
     settings = {**settings, OTHERS: settings.get(OTHERS, TenantSettings())}
     tenants = [
         Tenant(
@@ -196,7 +196,7 @@ class TenantLedger(Ledger):
 
     @property
     def guarantee(self) -> int:
-        """Slots of which others' requests take nothing."""
+        """Slots that others' requests cannot take."""
         if self._fitted != self.allocator.capacity:
             self._fit()
         return self._guarantee
@@ -220,14 +220,14 @@ class TenantLedger(Ledger):
 
     @property
     def claim(self) -> int:
-        """Slots that others' promises leave to it: those on their way out are beside all else."""
+        """Slots that others' promises must leave to it, those being demoted included."""
         leaving, guarantee = self.leaving, self.guarantee
         kept = self.committed - leaving
         return (kept if kept > guarantee else guarantee) + leaving
 
     @property
     def over(self) -> int:
-        """Slots it has borrowed; those on their way out are given back already."""
+        """Slots it has borrowed; those being demoted count as given back."""
         return self.used - self.leaving - self.guarantee
 
     @property
@@ -241,7 +241,7 @@ class TenantLedger(Ledger):
 
     @property
     def room(self) -> int:
-        """Slots it can take without evicting any."""
+        """Slots it can take without an eviction."""
         return min(self.allocator.n_free, self.limit - self.used)
 
     @property
@@ -264,13 +264,13 @@ class TenantLedger(Ledger):
 
     @property
     def ceiling(self) -> int:
-        """The most slots that its requests can hold: others' guarantees are kept for them."""
+        """The most slots that its requests can hold beside others' guarantees."""
         others = sum([each.guarantee for each in self.pool.parts]) - self.guarantee
         return min(self.limit, self.allocator.capacity - others)
 
 
 class SharedLedger(PoolBooks):
-    """The books of a pool that tenants share: the sums of theirs."""
+    """The books of a pool that tenants share: the sums of the tenants' ledgers."""
 
     __slots__ = ("_parts",)
 
@@ -292,14 +292,14 @@ class SharedLedger(PoolBooks):
 
     @property
     def headroom(self) -> int:
-        """Slots that are guaranteed to nobody and that no request holds or is promised."""
+        """Slots without a guarantee that no request holds or is promised."""
         return self.allocator.capacity - sum([each.claim for each in self._parts])
 
     def giver(self, for_tenant: int | None, candidates: Any) -> int | None:
-        """The tenant whose data goes next: it borrowed most for its weight; None if none has to.
+        """The tenant that loses data next: it borrowed most for its weight; None if none has to.
 
-        The tenant that asks may lose its own whatever it has, others what they borrowed (K4, K5).
-        Where it is its limit that the tenant is short of, only its own helps.
+        The requesting tenant may lose any of its own data, others only borrowed slots (K4, K5). A
+        tenant at its limit must lose its own.
         """
         if for_tenant is not None:
             own = self._parts[for_tenant]
@@ -318,7 +318,7 @@ class SharedLedger(PoolBooks):
 
 
 class TenantHitCounts(HitCounts):
-    """Hits since the cache was made, of each tenant too."""
+    """Hits since the cache was made, also of each tenant."""
 
     def __init__(self, tree: Tree, tenants: Sequence[Tenant]) -> None:
         HitCounts.__init__(self, tree)

@@ -1,10 +1,10 @@
-"""The loop of an engine over a cache: all running requests at once, and those that wait.
+"""For an engine's loop over a cache: all running requests at once, and waiting ones.
 
 stepping       one step of all running requests, between two passes of the model
 rows           their page tables and lengths, as attention kernels index them, and how far each goes
                before a step has more to do than to count its tokens
 device_tables  the same tables and lengths on a device
-pending        pages that a running request computes and one that waits would resume from
+pending        pages that a running request computes and a waiting one could resume from
 waiting        the order in which waiting requests are tried
 ready          waiting on asyncio for copies
 """
@@ -23,7 +23,7 @@ _LAZY = {
     "WaitingPlace": "waiting",
     "WaitingQueue": "waiting",
 }
-"""Loaded when they are used: not every engine has a line or tables of its own."""
+"""Loaded when they are used: not every engine needs the queue or tables on a device."""
 
 __all__ = ["DeviceTables", "WaitingPlace", "WaitingQueue"]
 

@@ -1,8 +1,8 @@
 """Page tables on a device, and a step's tensors there, for kernels.
 
-The tables of `Rows` are written in place by the next step, maybe before the device has read them.
-So a device has tables of its own, which repeat what each step changed, behind the kernels of the
-step before. All that a step has to say is one copy out of page-locked memory.
+The next step writes the tables of `Rows` in place, maybe before the device has read them. So a
+device has tables of its own, which repeat each step's changes after the kernels of the step before.
+A step's tensors are one copy from page-locked memory.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvgraft.parts import Step
 __all__ = ["DeviceTables"]
 
 ALIGNMENT = 16
-"""Bytes at which each tensor of the one that is copied begins."""
+"""Alignment in bytes of each tensor in the copied one."""
 
 
 class DeviceTables:
@@ -51,9 +51,9 @@ class DeviceTables:
     def upload(self, step: Step) -> Step:
         """Bring the tables up to date with a step, and its tensors to the device.
 
-        Each step of the cache, in their order.
-        Nothing waits: it is work of the current stream, behind the kernels that read the tables of
-        the step before. Cost: one copy, and one kernel for each table that changed.
+        Call it for each step of the cache, in order. The host does not wait: the work is on the
+        current stream, after the kernels that read the tables of the step before. Cost: one copy,
+        and one kernel for each table that changed.
 
         Returns:
             The step, with `rows`, `seq_lens`, `slot_mapping` and `state_slots` on the device.

@@ -1,7 +1,7 @@
-"""Pages that a running request computes and that one waiting to be admitted would resume from.
+"""Pages that a running request computes and that a waiting one could resume from.
 
-Two requests of which one prefix is computed at the same time would compute it twice. The second
-may be deferred instead, a bounded number of times, until the first has shared it.
+Two requests with a common prefix that run at the same time would compute it twice. The second may
+be deferred instead, a bounded number of times, until the first has shared it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Shared(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PendingPages:
-    """Looks through one cache's requests for those that compute what another will need.
+    """Searches one cache's requests for those that compute pages that another will need.
 
-    The requests that were admitted are compared one by one: first a single page of each, then the
-    prefix of those that agree there. Nothing is kept between two looks.
+    Admitted requests are compared one by one: first a single page of each, then the prefix of those
+    that agree there. Nothing is kept between two searches.
 
     Args:
         tree: of the same cache.
@@ -76,10 +76,10 @@ class PendingPages:
     def ask_for_point(self, request: Request) -> None:
         """Let a request leave a resume point where its sequence and a waiting one's part (I10).
 
-        Where components do not need every page, they would not find all data at that boundary. The
-        point costs a state of each state component, which must be left over beside those that the
-        waiting request asks for, and may cost a cut of the prefill: then it must save `cut_tokens`.
-        Where it cannot be, the last point before it is waited for.
+        Without it, components that do not need every page would lack data at that boundary. The
+        point costs a state of each state component, which must be spare beside those of the waiting
+        request, and may cost a cut of the prefill: then it must save `cut_tokens`. If it cannot be
+        made, the request waits for the last point before.
         """
         if not self.points.matter:
             return

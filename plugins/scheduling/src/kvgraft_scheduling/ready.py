@@ -13,10 +13,10 @@ from kvgraft.requests.request import ADMITTED, Request
 __all__ = ["ready"]
 
 FIRST_PAUSE_S = 0.0002
-"""After a look that finds nothing, wait this long before the next, and twice as long each time."""
+"""Pause after a poll that finds nothing; it doubles each time."""
 
 LONGEST_PAUSE_S = 0.01
-"""Longest time between two looks."""
+"""Longest pause between two polls."""
 
 
 async def ready(cache: Cache, awaited: Request | Prefetch) -> None:

@@ -1,8 +1,8 @@
 """The rows of running requests: page tables and lengths, as attention kernels index them.
 
-One int32 table `[max_requests, max_pages]` per paged component, and one number per row of all that
-a step asks of most requests, so that it is a few array operations for all of them: among these how
-far a decoding request goes before more is due than to count its tokens.
+One int32 table `[max_requests, max_pages]` per paged component, and arrays with a number per row,
+so that a step of most requests is a few array operations. One of the numbers is how far a decoding
+request may go on the fast path.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ class Changes:
 class Rows:
     """The running requests' rows.
 
-    A row is its request's from its first step until it ends or restarts; then it is another's.
-    Entries of a row behind its request's pages have no meaning.
+    A row belongs to its request from its first step until it ends or restarts. Entries of a row
+    behind its request's pages have no meaning.
 
     Args:
         tree: the components.
@@ -90,7 +90,7 @@ class Rows:
         tables: int32 `[n_rows, n_slots]` per component, by its index; None of state components.
         states: int32 `[n_rows]` of live state slots per component, by its index.
         tracked: the same of the states kept at the last page boundary; -1 for none.
-        request: by row; None where it is nobody's.
+        request: by row; None for an unused one.
         stale: rows whose request was changed by other calls than `step`.
         cuts: where keys were cut since the last step, by row: of tokens behind none counts.
         length: tokens computed.
@@ -100,7 +100,7 @@ class Rows:
         next_event_tokens: up to this many, a request's tokens are only counted.
         promised: up to this many pages its slots are promised.
         tracks: whether its states are kept at every page boundary.
-        slides: whether its pins are loosened as it goes on.
+        slides: whether its pins are released as it goes on.
         held_from: the first page that a request holds, per component, by its index.
     """
 
@@ -135,7 +135,7 @@ class Rows:
     # -- size
 
     def room_for(self, n_requests: int, n_pages: int) -> None:
-        """Make the tables large enough for as many more requests, and for pages of one.
+        """Make the tables large enough for this many more requests, and for the pages of one.
 
         The pages are within the limit, if there is one.
 
@@ -190,7 +190,7 @@ class Rows:
         self.touch(row)
 
     def give_back(self, request: Request) -> None:
-        """A request has ended, or is matched again: its row is nobody's."""
+        """A request has ended, or is matched again: free its row."""
         row = request.row
         if row >= 0:
             self._known = None
@@ -200,7 +200,7 @@ class Rows:
             request.row = -1
 
     def know(self, requests: list[Request], rows: Ints) -> None:
-        """Note the requests of a step with their rows: the next one is likely to have the same."""
+        """Note the requests of a step with their rows: the next step probably has the same."""
         self._known = tuple(requests), rows
 
     def known(self, requests: list[Any]) -> Ints | None:
@@ -210,12 +210,12 @@ class Rows:
         return self._known[1] if all(map(is_, requests, self._known[0])) else None
 
     def touch(self, row: int) -> None:
-        """A request was changed by another call than `step`: its row is read anew."""
+        """Another call than `step` changed a request: its row will be read again."""
         self.next_event_tokens[row] = 0
         self.stale.add(row)
 
     def touch_all(self) -> None:
-        """Slots have moved: all rows are read anew."""
+        """Slots have moved: all rows will be read again."""
         for row, request in enumerate(self.request):
             if request is not None:
                 self.touch(row)
@@ -306,7 +306,7 @@ class Rows:
         self._changed[component.index].append((first, n, slots))
 
     def take_changes(self) -> dict[str, TableChanges]:
-        """The entries that changed since this was asked last, by component."""
+        """The entries that changed since the last call, by component."""
         changed, self._changed = self._changed, [[] for _ in self._changed]
         return {each.name: Changes(changed[each.index]) for each in self.paged}
 
@@ -353,7 +353,7 @@ def _longer(numbers: npt.NDArray[Any], more: int) -> npt.NDArray[Any]:
 
 
 class EvictFirstSchedule(NamedTuple):
-    """When a decoding request has pages to evict first: those behind its reaches.
+    """When a decoding request has evict-first pages, those behind its reaches.
 
     Attributes:
         page: at this boundary at the latest.
@@ -369,7 +369,7 @@ NO_EVICT_FIRST = EvictFirstSchedule(NO_PAGE, NO_PAGE)
 
 
 def evict_first_schedule(request: Request, following: int, size: int) -> EvictFirstSchedule:
-    """When `Publisher.leave_behind` has something to do for a decoding request, as far as known.
+    """When `Publisher.leave_behind` next has work for a decoding request, as far as known.
 
     `following` is the next boundary, `size` the tokens of a page.
     """
@@ -392,7 +392,7 @@ def evict_first_schedule(request: Request, following: int, size: int) -> EvictFi
 def slides_from(tree: Tree, receipt: Receipt, following: int) -> int:
     """The first page position at which `pinning.slide` unpins something; `following` where any may.
 
-    It holds until a node is split (`Tree.n_splits`). NO_PAGE where there is nothing to unpin.
+    Valid until a node is split (`Tree.n_splits`). NO_PAGE if there is nothing to unpin.
     """
     page = NO_PAGE
     for component in tree.components:

@@ -1,12 +1,12 @@
 """One step of all running requests, between two passes of the model.
 
 Most requests begin no page in a step: for them it is array operations over all rows. Requests that
-begin one take its slots together. A request takes the slow path, `computed` and
-`allocate`, where more is due: data behind its reaches leaves, a state is set up, a page lies beyond
-its reservation, or other calls changed it. `Rows` keeps how far each can go without.
+begin one take its slots together. A request takes the slow path, `computed` and `allocate`, when
+more is due: data behind its reaches leaves, a state is set up, a page lies beyond its reservation,
+or other calls changed it. `Rows` notes how far each can go without.
 
-It stands beside the calls because those take three to twelve times as long where requests decode,
-and the slow path is made of them: what they do is written once.
+The fast path exists because those calls take three to twelve times as long for decoding requests.
+The slow path consists of them, so their work is written once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ MOST_TOKENS = 2**31 - 1
 """Lengths of sequences are int32."""
 
 PADDING = -1
-"""The slot of a token that a component keeps nothing of."""
+"""The slot of a token for which a component keeps no data."""
 
 
 class Batch:
@@ -56,16 +56,16 @@ class Batch:
         requests: all of them.
         rows: int64 `[n]`.
         tokens: the tokens to append, int32 `[n, m]` as bytes; None for none.
-        keys: the data of the requests' keys that they are appended to.
+        keys: the data of the requests' keys, to which the tokens are appended.
         noted: tokens that were computed, by request.
-        length: tokens that are, then.
+        length: tokens after that.
         n_tokens: tokens to give slots to, at most.
         n_drafts: how many of them are drafts.
-        widths: how many of each; None for all of them.
+        widths: how many of each request; None for all of them.
         first: pages that have slots.
-        end: pages that will have.
+        end: pages that will have slots.
         slow: whether it takes the slow path.
-        n_slow: how many do.
+        n_slow: how many take it.
         n_noted: tokens that were computed, of all of them.
         stale: rows that other calls changed before.
     """
@@ -163,8 +163,8 @@ class Stepper:
             n_drafts: see `Cache.step`.
 
         Raises:
-            ConfigError: tokens or numbers that are none, or more than the tables are opened for, or
-                more drafts than the cache is.
+            ConfigError: arguments of wrong types, or more tokens than the tables are made for, or
+                more drafts than the cache allows.
             LeaseError: a request that cannot run, one that is there twice, one whose pass
                 computed more tokens than there are slots for, or one whose key ends elsewhere than
                 those tokens.
@@ -360,7 +360,7 @@ class Stepper:
     # -- tokens that were computed
 
     def note(self, batch: Batch) -> None:
-        """Count the tokens that were computed of requests for which nothing else is due."""
+        """Count the computed tokens of requests on the fast path."""
         if not batch.n_noted:
             return
         if not batch.n_slow:
@@ -381,10 +381,9 @@ class Stepper:
     def take(
         self, batch: Batch, allocate: Callable[[Request, int], bool]
     ) -> tuple[list[int], list[int]]:
-        """Give all requests their slots, or say which have none; their places in the batch.
+        """Give all requests their slots; returns which got some, by their places in the batch.
 
-        A request for which more is due than that, `allocate` serves. Where room has to be made, it
-        is made in the order of the requests.
+        `allocate` serves requests on the slow path. Room is made in the order of the requests.
 
         Returns:
             Those that have slots, and those that are refused.
@@ -729,14 +728,14 @@ def stepper_of(cache: Any, make: Callable[..., Stepper]) -> Stepper:
 
 
 def token_rows(tokens: object, n_rows: int) -> bytes:
-    """The token ids of several sequences, as many of each, one sequence after the other as int32.
+    """The token ids of several sequences of equal length, one sequence after the other, as int32.
 
     Args:
         tokens: integers `[n_rows]` or `[n_rows, n]`: an array, a tensor on the CPU, or lists.
         n_rows: how many sequences.
 
     Raises:
-        ConfigError: token ids that a key refuses, or of another number of sequences.
+        ConfigError: token ids that a key refuses, or another number of sequences.
     """
     expect_sequence(tokens)
     try:

@@ -21,11 +21,11 @@ class WaitingPlace(Generic[T]):
     """A request's place in line.
 
     Attributes:
-        item: whose.
-        arrived: its number in the order of arrival, over all lines: of equal ones, lower numbers
-            are served first, and make room last.
+        item: the request, or its key.
+        arrived: its number in the order of arrival, over all queues: of equal requests, lower
+            numbers are served first and retracted last.
         overtaken: how often others passed it.
-        waiting: whether it is in the line.
+        waiting: whether it is in the queue.
     """
 
     __slots__ = ("arrived", "item", "overtaken", "waiting")
@@ -40,16 +40,16 @@ class WaitingPlace(Generic[T]):
 class WaitingQueue(Generic[T]):
     """First come first served, with bounded overtaking.
 
-    A request that does not fit lets smaller ones behind it run, so that it does not starve them;
-    but only `max_overtakes` times. Then no request passes it until it runs, so that they do not
-    starve it. A request that returns has its place in the order of arrival.
+    Smaller requests may pass one that does not fit, so that it does not starve them, but only
+    `max_overtakes` times. Then no request passes it until it runs, so that they do not starve it. A
+    request that returns keeps its place in the order of arrival.
 
     Args:
         lookahead: how many requests are tried in one round, 1 or more.
         max_overtakes: how often a request may be overtaken, 0 or more.
 
     Raises:
-        ConfigError: one of them is no such number.
+        ConfigError: an argument is no such number.
     """
 
     def __init__(self, lookahead: int = 4, max_overtakes: int = 8) -> None:
@@ -69,16 +69,16 @@ class WaitingQueue(Generic[T]):
         self._line.append(WaitingPlace(item))
 
     def put_back(self, place: WaitingPlace[T]) -> None:
-        """A request that had left returns to its place: behind those that came before it.
+        """Put a request that had left back in its place, behind those that came before it.
 
-        It is one that was retracted, or whose load-back failed. How often it was overtaken counts
-        on, so that neither it nor those behind it begin to wait anew.
+        It was retracted, or its load-back failed. Its count of overtakings goes on, so that neither
+        it nor those behind it begin to wait anew.
 
         Args:
             place: what `take` returned.
 
         Raises:
-            ConfigError: it is no place, or is in the line.
+            ConfigError: it is no place, or is in the queue.
         """
         if not isinstance(place, WaitingPlace):
             raise ConfigError(f"put_back: {place!r:.60} is no place; give what `take` returned")
@@ -96,13 +96,13 @@ class WaitingQueue(Generic[T]):
                 return
 
     def take(self, item: T) -> WaitingPlace[T]:
-        """`item` was admitted or rejected: it leaves the line.
+        """`item` was admitted or rejected: take it out of the queue.
 
         Returns:
             Its place, for `put_back` if it does not end.
 
         Raises:
-            ConfigError: it is not in the line.
+            ConfigError: it is not in the queue.
         """
         for index, place in enumerate(self._line):
             if place.item is item:

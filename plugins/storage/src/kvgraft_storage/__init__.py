@@ -1,11 +1,11 @@
-"""Stores: keys, payloads and backends; of use by themselves, and used by `storage_tier`.
+"""Stores: keys, payloads and backends; usable alone, and used by a cache's storage tier.
 
 keys, canonical     names of data: page hashes and storage keys
-payload, memory     the header in front of it, checks of data that comes back, and where it lies
+payload, memory     a payload's header, the check of data that comes back, and its memory
 backend, driver     the interface of a backend, and how one is found and opened
 supervised          a scheduler's client, `Storage`: attachment, calls, workers, ticket
 completions         one queue for all tickets
-events, hints       changes of a store, and guesses of presence, without asking it
+events, hints       changes of a store, and guesses of presence without a call to it
 engines, weights    what adapters for foreign engines share
 files               files that are written whole or not at all
 """

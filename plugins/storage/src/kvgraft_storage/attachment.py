@@ -1,4 +1,4 @@
-"""One backend in use: its workers, its breaker, its deadlines, and how it is let go."""
+"""One attached backend: its workers, its breakers, its deadlines, and its detachment."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Attachment:
 
     Attributes:
         calls: the backend's calls.
-        breakers: whether it is asked at all, for reads and for writes.
+        breakers: whether it is called at all, for reads and for writes.
         pool: its threads.
         detaching: the ticket of `detach`, once it was called.
-        closed: whether it was let go of.
-        last_error: the last thing that it did wrong, for people.
+        closed: whether it was detached.
+        last_error: the backend's last error, for people.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Attachment:
                 self._queue.put(calls)
 
     def poll(self) -> None:
-        """Enforce deadlines, try a backend that failed again, go on detaching."""
+        """Enforce deadlines, retry a failed backend, go on detaching."""
         if not self._polling.acquire(blocking=False):
             return
         try:

@@ -1,7 +1,7 @@
 """The interface of a storage backend: keys to values, in batches, a status for each key.
 
-A backend moves bytes. Names, headers, checksums, deadlines that hold, and the handling of failures
-are the core's (`kvgraft_storage.Storage`), which trusts nothing a backend says.
+A backend moves bytes. `kvgraft_storage.Storage` handles names, headers, checksums, deadlines and
+failures, and trusts no answer of a backend.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 
 class Value(NamedTuple):
-    """Memory a value is read into or stored from; both parts are kept and given back unchanged.
+    """Memory of a value to read or store; both parts are stored and returned unchanged.
 
     Attributes:
         header: 256 bytes.
@@ -52,7 +52,7 @@ class Value(NamedTuple):
 class ScatteredValue(Value):
     """A value in several places; only for backends that claim `scatter`, which use `parts`.
 
-    The parts are one payload: it may be read in other parts than it was stored from. `payload` is
+    The parts are one payload: it may be read into other parts than it was stored from. `payload` is
     the first of them.
     """
 
@@ -83,25 +83,25 @@ class Capabilities(NamedTuple):
     Attributes:
         durable: data that `flush` acknowledged survives a killed process.
         shared: several processes may use one store at the same time.
-        evicts: makes room by itself; one that does not answers FULL.
+        evicts: makes room by itself; without it a full store returns FULL.
         pin: implements `pin` and `unpin`.
-        touch: keys that `touch` names stay longer than they would without.
-        synchronous: once a call has returned, however it ended, the buffers it was given are not
-            touched any more. Such a backend reads and writes the caller's memory; others get
-            memory of `Storage`'s own and cost a copy. Not for one whose transfers may arrive
-            after it gave them up.
+        touch: `touch` keeps keys longer.
+        synchronous: after a call has returned, even with an error, the backend does not touch its
+            buffers any more. Such a backend reads and writes the caller's memory; others get memory
+            of `Storage`'s own and cost a copy. Do not claim it if transfers may arrive after they
+            were abandoned.
         max_payload_nbytes: longest payload; None without a limit.
         batch_set_nbytes: bytes of payload beyond which a `set_from` call of several keys gets no
             faster; None if more is always better.
         batch_get_nbytes: bytes of payload beyond which a `get_into` call of several keys gets no
-            faster; more goes into calls of other workers, which read while this one checks.
+            faster; the rest goes to other workers, which read while this one checks.
         scatter: takes a `ScatteredValue`; others get its parts joined in `Storage`'s own memory.
-        registers: gains by memory that was registered: `set_from` gets payloads that lie in it as
-            they are, also where the backend is not `synchronous`.
-        events: tells `observe`'s log what it stores and drops; for others `Storage` logs keys
-            stored and removed through it.
-        lru: it makes room by evicting the least recently used key, and every use counts: `touch`,
-            and `exists`, `get_into` and `set_from` that find a key or store it.
+        registers: uses registered memory: `set_from` gets payloads in it without a copy, even if
+            the backend is not `synchronous`.
+        events: writes the keys that it stores and drops to `observe`'s log; for others `Storage`
+            logs keys stored and removed through it.
+        lru: evicts the least recently used key, and every use counts: `touch`, and `exists`,
+            `get_into` and `set_from` that find a key or store it.
     """
 
     durable: bool = False
@@ -125,8 +125,8 @@ class StoreStats:
 
     Attributes:
         n_records: keys that can be read.
-        nbytes: bytes it takes, overhead included.
-        capacity_nbytes: bytes it may take; None without a limit.
+        nbytes: bytes that it uses, overhead included.
+        capacity_nbytes: bytes that it may use; None without a limit.
         details: other counts of the backend.
     """
 
@@ -137,7 +137,7 @@ class StoreStats:
 
 
 class Damage(NamedTuple):
-    """Something in a store that cannot be used: where, its key in hex if known, and why."""
+    """A damaged part of a store: its place, its key in hex if known, and the reason."""
 
     where: str
     key: str
@@ -155,11 +155,11 @@ class VerifyReport(NamedTuple):
 class StorageBackend(abc.ABC):
     """A store. Calls come from several threads at once, never from the scheduler's.
 
-    A call answers within `deadline_s` seconds, TIMEOUT for keys it did not get to. Failures that
-    are ordinary in operation are statuses; an exception means DOWN for every key of the call.
+    A call returns within `deadline_s` seconds, with TIMEOUT for keys that it did not reach.
+    Ordinary failures are statuses; an exception means DOWN for every key of the call.
 
-    Keys of one call that are pages of one sequence come in its order. A page is of use only with
-    the pages before it, so a store that evicts the least recently used key takes the first key of
+    Keys of one call that are pages of one sequence come in its order. A page is useless without the
+    pages before it, so a store that evicts the least recently used key must treat the first key of
     `exists`, `get_into` and `set_from` as the last one used. `touch` gives the order itself.
     """
 
@@ -170,7 +170,7 @@ class StorageBackend(abc.ABC):
 
     @abc.abstractmethod
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Per key, whether it is probably there: a hint, wrong in either direction at times."""
+        """Per key, whether it is probably there: a hint, sometimes wrong in either direction."""
 
     @abc.abstractmethod
     def get_into(
@@ -181,7 +181,7 @@ class StorageBackend(abc.ABC):
         Returns:
             OK: both parts are filled, to their last byte. MISS. TOO_LARGE, CORRUPT: the stored
             payload is longer or shorter than the buffer, or known to be damaged. TIMEOUT. DOWN.
-            After anything but OK the buffers hold anything.
+            After anything but OK the buffers' content is undefined.
         """
 
     @abc.abstractmethod
@@ -190,7 +190,7 @@ class StorageBackend(abc.ABC):
     ) -> Sequence[Status]:
         """Store values; a status per key, in their order.
 
-        A key that is there may be kept or replaced, whole either way: equal keys mean equal data.
+        An existing value may be kept or replaced as a whole: equal keys mean equal data.
 
         Returns:
             OK: readable from now on. TOO_LARGE, FULL, TIMEOUT, DOWN: not stored.
@@ -198,11 +198,11 @@ class StorageBackend(abc.ABC):
 
     @abc.abstractmethod
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
-        """Remove values; OK or MISS per key. Readers in the middle of one get it whole or miss."""
+        """Remove values; OK or MISS per key. Concurrent readers get a whole value or a miss."""
 
     @abc.abstractmethod
     def clear(self) -> None:
-        """Remove everything that is this store's, and nothing else."""
+        """Remove all of this store's data, and nothing else."""
 
     @abc.abstractmethod
     def flush(self) -> None:
@@ -222,7 +222,7 @@ class StorageBackend(abc.ABC):
 
     @abc.abstractmethod
     def healthy(self) -> bool:
-        """Whether it would answer now; cheap. A closed store would not."""
+        """Whether it can answer now; cheap. False for a closed store."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -231,8 +231,8 @@ class StorageBackend(abc.ABC):
     def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
         """Per key, whether it is there, from data in memory; None if that is unknown.
 
-        On any thread, a scheduler's too: no I/O, no wait for a lock that is held during I/O, and
-        about a microsecond a key. By default nothing is known.
+        Any thread may call it, a scheduler's too: no I/O, no wait for a lock that is held during
+        I/O, and about a microsecond a key. By default nothing is known.
         """
         return [None] * len(keys)
 
@@ -250,11 +250,11 @@ class StorageBackend(abc.ABC):
         """Undo `register`; none of the memory is used any more when it returns."""
 
     def touch(self, keys: Sequence[bytes]) -> None:  # noqa: B027 - many stores gain nothing by it
-        """Note a use of keys that were not read: a hint, cheap, which may be lost.
+        """Note a use of keys that were not read: a cheap hint, which may be lost.
 
         Args:
-            keys: in the order of use: the last one is the most recently used. Keys that are not
-                there are left out.
+            keys: in the order of use: the last one is the most recently used. Missing keys are
+                skipped.
         """
 
     def pin(self, keys: Sequence[bytes]) -> Sequence[Status]:

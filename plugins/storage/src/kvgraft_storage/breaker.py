@@ -1,11 +1,11 @@
-"""A circuit breaker: after failures in a row a backend is left alone, then tried again.
+"""A circuit breaker: after failures in a row it stops calls to a backend, then tries again.
 
 CLOSED ─ failure_limit calls fail in a row ─► OPEN ─ cooldown passes ─► HALF_OPEN
    ▲                                           ▲ └────── a trial fails ──────┤
    └───────────────────────────── a trial succeeds ──────────────────────────┘
 
-Reads and writes have one each, and in it every verb its own row of failures: a store that lists or
-takes data may be unable to hand any out.
+Reads and writes have one each, and in it every verb counts its own failures: a store that lists or
+takes data may be unable to return any.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger("kvgraft")
 
 
 class Access(str, enum.Enum):
-    """Kinds of calls to a store; each has a breaker, and its turn in line."""
+    """Kinds of calls to a store; each has a breaker, and takes turns in the queue."""
 
     READ = "read"
     WRITE = "write"
@@ -40,7 +40,7 @@ class BreakerState(str, enum.Enum):
 
 
 class Breaker:
-    """Counts failures and decides who may call; safe between threads.
+    """Counts failures and decides which calls may run; thread-safe.
 
     Args:
         failure_limit: failing calls in a row that open it.
@@ -119,7 +119,7 @@ class Breaker:
                 self._open(f"{verb} failed {self._failures[verb]} times in a row")
 
     def trip(self) -> None:
-        """Open at once: nothing is left that could make a call."""
+        """Open at once: no worker is left for a call."""
         with self._lock:
             if self._state is not BreakerState.OPEN:
                 self._open("every worker hangs in a call")

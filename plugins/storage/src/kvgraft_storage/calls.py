@@ -1,7 +1,7 @@
 """Calls a backend and verifies every answer.
 
-Here, and nowhere else, a backend's code runs: its errors and invalid answers become DOWN for the
-keys of the call, and its payloads are compared with their headers to the last bit.
+A backend's code runs only here: its errors and invalid answers become DOWN for the keys of the
+call, and its payloads are compared with their headers to the last bit.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Calls:
         registered: memory that the backend has registered.
 
     Raises:
-        ConfigError: it does not say so in a way that makes sense.
+        ConfigError: its capabilities are invalid.
     """
 
     def __init__(
@@ -104,9 +104,9 @@ class Calls:
     ) -> list[Status] | None:
         """Put a header in front and store; None if the job was over.
 
-        A synchronous backend reads the caller's memory, and so does any where that is registered.
-        Should it do so after the deadline, when that holds something else, the checksum shows it to
-        the next reader.
+        A synchronous backend reads the caller's memory, and so does any backend if the memory is
+        registered. If it reads after the deadline, when the memory has changed, the next reader
+        finds a wrong checksum.
 
         Raises:
             BackendFailure: see there.
@@ -188,12 +188,12 @@ class Calls:
         return hints if len(hints) == len(keys) else [None] * len(keys)
 
     def observe(self, events: EventLog) -> None:
-        """Have changes logged; a backend that cannot is not asked."""
+        """Let the backend log changes, if it can."""
         if self.capabilities.events:
             _guarded(lambda: self.backend.observe(events))
 
     def register(self, memory: memoryview) -> None:
-        """Have memory registered, on a worker's thread; payloads in it are used as they are then.
+        """Register memory, on a worker's thread; payloads in it are then used without a copy.
 
         Raises:
             BackendFailure: see there.
@@ -212,7 +212,7 @@ class Calls:
         return _statuses(len(keys), lambda: self.backend.remove(keys))
 
     def discard(self, keys: Sequence[bytes]) -> list[Status]:
-        """Remove, in the middle of another job.
+        """Remove, inside another job.
 
         Raises:
             BackendFailure: see there.

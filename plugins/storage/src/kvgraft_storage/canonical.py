@@ -20,19 +20,19 @@ MAX_DEPTH = 16
 """Tuples inside tuples."""
 
 BOOLS: Mapping[bool, bytes] = {True: b"T", False: b"F"}
-"""Tags of the two, which have no content."""
+"""Tags of the two bools, which have no content."""
 
 
 def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> bytes:
     """A value as canonical bytes (S8, T11).
 
-    Values that the tree takes for equal get equal bytes: a `NamedTuple` is its tuple, a `str`
+    Values that are equal for the tree get equal bytes: a `NamedTuple` is its tuple, a `str`
     enumeration its text.
 
     Args:
         value: None, an int, a str, bytes, or a tuple of these.
         subject: its name, for the message.
-        depth: tuples inside tuples that are taken.
+        depth: most tuples inside tuples.
 
     Raises:
         ConfigError: another type, also inside a tuple; bool and float among them, because `True`,
@@ -42,7 +42,7 @@ def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> byte
 
 
 def encode_exact(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> bytes:
-    """As `encode`, and takes `bool`: `True` and `1` get different bytes, although they are equal.
+    """Like `encode`, but with `bool`: `True` and `1` get different bytes, although they are equal.
 
     For values that are only named and never looked up in a table, such as a fingerprint's.
 
@@ -65,7 +65,7 @@ def decode(encoded: bytes, depth: int = MAX_DEPTH) -> Plain:
         depth: tuples inside tuples that are taken.
 
     Raises:
-        ValueError: they are no value's.
+        ValueError: they encode no value.
     """
     value, end = _decode(memoryview(encoded), 0, depth)
     if end != len(encoded):

@@ -187,7 +187,7 @@ def _ask(question: str) -> None:
 def clear(url: str, *, yes: bool, as_json: bool) -> None:
     """Remove everything from the store at URL.
 
-    Running processes go on with an empty one.
+    Running processes go on with an empty store.
     """
     with _opened(url) as store:
         found = store.stats()

@@ -1,4 +1,4 @@
-"""A queue of tickets that are done, so that a scheduler polls once instead of every ticket."""
+"""A queue of finished tickets, so that a scheduler polls it instead of every ticket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["Completions"]
 
 
 class Completions:
-    """Hands out watched tickets when they are done: each once, in the order in which they ended.
+    """Returns watched tickets when they are done: each once, in the order in which they ended.
 
     Any thread may call any method. Made by `Storage.completions`; a storage may have several.
 
@@ -25,8 +25,8 @@ class Completions:
             finish(ticket.tag, ticket.statuses)
 
     `fileno` makes it usable with `select`, `epoll` and event loops: the descriptor is readable
-    while a ticket can be taken. Deadlines are looked at by `take` and `wait`, not by the
-    descriptor, so wait for it with a timeout.
+    while a ticket can be taken. Only `take` and `wait` check deadlines, so wait for the descriptor
+    with a timeout.
 
     Args:
         poll: enforces deadlines, without blocking.
@@ -50,7 +50,7 @@ class Completions:
         return self._n_watched
 
     def watch(self, ticket: StorageTicket, tag: object = None) -> StorageTicket:
-        """Hand this ticket out when it is done; at once if it is done already.
+        """Return this ticket from `take` when it is done; at once if it is done already.
 
         Args:
             ticket: of a call of the same storage.

@@ -3,7 +3,7 @@
     file:/var/cache/kvgraft?capacity=10GiB
 
 names the backend (the entry point of the group `kvgraft.storage`), where its store is, and its
-options. A package that is broken is reported and left out; one that is asked for says why.
+options. A broken package is reported and left out; a URL that names it raises the reason.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ STORAGE_GROUP = "kvgraft.storage"
 """Entry points of this group are storage drivers."""
 
 PACKAGES = {name: f"plugins/{name}" for name in ("file", "mooncake", "s3", "valkey")}
-"""Where the backends are that are kept with the core."""
+"""Folders of this project's own backends."""
 
 SPOKEN_BY = {"redis": "valkey", "minio": "s3"}
 """Backends by the names of other servers they speak to."""
 
 STORAGE_API = "1.1"
-"""The version of the backend interface this core has; counted apart from the components' one."""
+"""The version of the backend interface; it is counted apart from the components' contract."""
 
 
 class StorageOptions(SettingsModel):
-    """Options of a backend; extend it. Values come as text, unknown ones are refused by name."""
+    """Options of a backend; extend it. Values come as text; unknown options are refused by name."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class StorageDriver:
         api: the backend interface it was written for, a literal such as `"1.0"`.
         summary: one line for people.
         options: its typed options, a `StorageOptions`.
-        open: opens a store from its location, the text between `name:` and `?`, percent escapes as
-            they came; raises `ConfigError` where it cannot.
+        open: opens a store from its location, the text between `name:` and `?`, percent escapes
+            unchanged; raises `ConfigError` if it cannot.
         open_existing: the same for inspection: creates nothing, and raises
             `ConfigError` where there is no store; None where `open` is such a call.
     """
@@ -72,7 +72,7 @@ class StorageDriver:
     open_existing: Callable[[str, Any], StorageBackend] | None = None
 
     def defaults(self) -> dict[str, str]:
-        """Every option as it is written in a URL that gives its default; "" where it has none."""
+        """Every option with its default, as written in a URL; "" where it has none."""
         told = {}
         for name, field in self.options.model_fields.items():
             value = getattr(field.default, "value", field.default)  # of an enum

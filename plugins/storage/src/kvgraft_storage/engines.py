@@ -1,4 +1,4 @@
-"""Shared by adapters for foreign engines: settings of a store, and the interface relied on."""
+"""Shared by adapters for other engines: settings of a store, and the engine's interface."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = ["EngineInterface", "StoreSettings"]
 
 
 class StoreSettings(SettingsModel):
-    """A store as an engine's configuration names it; extend it with the adapter's own settings.
+    """A store in an engine's configuration; extend it with the adapter's own settings.
 
     Attributes:
         backend: the kind of store: `file`, `valkey`, `s3`, `mooncake` or another that is installed.
         location: where it is, also written `path`: a directory, HOST:PORT, BUCKET/PREFIX.
         options: the backend's own, such as `capacity`.
-        weights: what tells these weights from others, such as a commit; read from the files of the
-            model by default.
+        weights: text that identifies the weights, such as a commit; read from the model's files by
+            default.
         salt: any other text that keeps data apart.
         deadline_s: longest time for one call of the store, from when it begins.
         queue_timeout_s: longest time for which a transfer waits for its turn.
-        shutdown_s: longest wait for what is on its way when the engine ends.
+        shutdown_s: longest wait for data on its way when the engine ends.
     """
 
     adapter: ClassVar[str] = "kvgraft"
-    """The distribution that speaks in refusals."""
+    """The distribution that error messages name."""
 
     backend: str = Field(default="file", pattern=r"^[a-z][a-z0-9_-]*$")
     location: str = Field(validation_alias=AliasChoices("location", "path"), min_length=1)
@@ -50,7 +50,7 @@ class StoreSettings(SettingsModel):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], engines_own: Iterable[str] = ()) -> Self:
-        """Settings from an engine's configuration; those that are not known are the backend's.
+        """Settings from an engine's configuration; unknown ones are the backend's.
 
         Args:
             given: by name.
@@ -96,8 +96,8 @@ class StoreSettings(SettingsModel):
     def limits(self) -> SupervisionLimits:
         """Bounds of supervision.
 
-        Memory is not lent: an engine uses its memory again as soon as a transfer has ended, and a
-        transfer must end although a disk hangs.
+        Memory is not lent: an engine reuses its memory as soon as a transfer has ended, and a
+        transfer must end even if a disk hangs.
         """
         return SupervisionLimits(
             deadline_s=self.deadline_s, queue_timeout_s=self.queue_timeout_s, lend_memory=False
@@ -114,8 +114,8 @@ class EngineInterface:
         distribution: the engine's distribution.
         oldest: the first version that works, such as `(0, 32)`.
         too_new: the first version that is not known to work.
-        signatures: parameters by name, such as `Class.method`; the engine may have more behind
-            them, with defaults.
+        signatures: parameters by name, such as `Class.method`; the engine may have more after them,
+            with defaults.
     """
 
     adapter: str
@@ -126,10 +126,10 @@ class EngineInterface:
     signatures: Mapping[str, tuple[str, ...]]
 
     def require_supported(self, version: str) -> None:
-        """Refuse an engine that this was not written for.
+        """Refuse an engine that the adapter was not written for.
 
         Raises:
-            ConfigError: it is older or newer, or does not say.
+            ConfigError: it is older or newer, or has no version.
         """
         found = re.match(r"\d+(\.\d+)+", version)
         numbers = tuple(map(int, found[0].split("."))) if found else None
@@ -142,7 +142,7 @@ class EngineInterface:
             )
 
     def differences(self, found: Mapping[str, object]) -> list[str]:
-        """How the classes and functions of these names differ from what is relied on; a line each.
+        """How the classes and functions of these names differ from the expected ones; a line each.
 
         Args:
             found: classes and functions by name.

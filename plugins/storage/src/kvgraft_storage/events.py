@@ -1,7 +1,7 @@
 """Changes of a store's content, for engines that report their data to others.
 
 Key by key, in the order of the changes. The log is bounded: a reader that does not take its events
-loses the oldest, learns it, and starts again from `exists`.
+loses the oldest. It gets `LOST`, and starts again from `exists`.
 """
 
 from __future__ import annotations

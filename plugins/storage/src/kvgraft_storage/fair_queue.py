@@ -4,8 +4,8 @@
     writes   ticket C: [call call]                                the rows in turn
 
 A ticket is cut into calls while it is served, so a waiting ticket costs no more memory than itself.
-Waiting has a bound of its own, counted from the last time that anything of the ticket was served:
-a store that is slow for everybody serves everybody, and nothing of that is its failure.
+Waiting has a bound of its own, counted from the last call of the ticket that was served: a slow
+store still serves every ticket, and slowness is no failure.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class TicketCalls:
         ticket: whose.
         verb: the operation, for the counters.
         access: whether that reads or writes.
-        batches: keys per call, first and behind the last; taken one by one.
-        call: carries one out.
+        batches: ranges of keys per call, half-open; taken one by one.
+        call: runs one of them.
         deadline_s: longest time for one call, from when it begins.
 
     Attributes:
-        waits_until: when it is given up unless something of it is served before.
+        waits_until: when it is given up unless one of its calls is served before.
     """
 
     __slots__ = (
@@ -94,7 +94,7 @@ class TicketCalls:
             return job
 
     def give_up(self, status: Status) -> bool:
-        """End calls that have not begun; false if nothing is left."""
+        """End calls that have not begun; false if there are none."""
         with self.ticket.changing():
             if self._next is None:
                 return False
@@ -122,7 +122,7 @@ class FairQueue:
             return not (self._first or self._running or any(self._waiting.values()))
 
     def running(self) -> list[Job]:
-        """The jobs that workers run now and the one that goes first."""
+        """The jobs that workers run now, and the one that goes first."""
         with self._changed:
             return [*self._running, *(job for job, _ in self._first)]
 
@@ -158,7 +158,7 @@ class FairQueue:
                 self._changed.wait()
 
     def done(self, job: Job) -> None:
-        """A job is over, or its worker was left behind."""
+        """A job is over, or its worker was abandoned."""
         with self._changed:
             self._running.discard(job)
             self._first = deque(each for each in self._first if each[0] is not job)

@@ -1,7 +1,7 @@
-"""Files that are written whole or not at all, and files that are none.
+"""Files that are written whole or not at all, and checks for regular files.
 
-A file is made under a name nobody else has, and locked meanwhile; the lock alone says that somebody
-finishes it. Process ids say nothing: they are small, repeat, and differ between containers.
+A file is written under a unique name, and locked meanwhile; only the lock says that a writer is
+still at work. Process ids say nothing: they are small, repeat, and differ between containers.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ NOT_REGULAR = frozenset({errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV})
 
 
 class NotRegularFileError(FileNotFoundError):
-    """There is something else of this name."""
+    """The name belongs to something else than a regular file."""
 
 
 def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
-    """A descriptor of a regular file of this very name: nothing else is followed or opened.
+    """A descriptor of a regular file of exactly this name: no link is followed.
 
     Args:
         path: its name.
@@ -83,14 +83,14 @@ def has_name(fd: int, path: Path) -> bool:
 
 
 def unfinished_path(directory: Path, subject: str) -> Path:
-    """A name nobody else has, for a file that is not whole yet."""
+    """A unique name, for a file that is not whole yet."""
     return directory / f".{subject}-{secrets.token_hex(16)}.tmp"
 
 
 def replace_file(path: Path, content: bytes, mode: int = 0o600) -> None:
     """Replace the file of this name, whole or not at all.
 
-    A reader sees the old one or the new one, also after the machine stopped. Links are followed;
+    A reader sees the old one or the new one, even after a crash of the machine. Links are followed;
     the new file takes the old one's permissions, and its owner where that is allowed. Unfinished
     files of other writers of the same file are removed.
 
@@ -155,9 +155,9 @@ def create_unfinished(directory: Path, subject: str, mode: int = 0o600) -> tuple
 
 
 def remove_unfinished(directory: Path, subject: str, former: str = r"(?!)") -> None:
-    """Remove files that are not whole and that nobody has locked.
+    """Remove unfinished files that nobody has locked.
 
-    Files that cannot be opened, and special files, are left alone.
+    Files that cannot be opened, and special files, are kept.
 
     Args:
         directory: where.

@@ -1,4 +1,4 @@
-"""The last answers about keys, so that presence can be guessed without asking the store."""
+"""The last answers about keys, to guess presence without a call to the store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ THERE = float("inf")
 
 
 class Hints:
-    """Whether keys were there when a store last said so; bounded and thread-safe.
+    """A store's last answers about the presence of keys; bounded and thread-safe.
 
     Args:
         limit: most keys it remembers; beyond it the oldest answer is dropped.
@@ -43,7 +43,7 @@ class Hints:
                 self._until.popitem(last=False)
 
     def of(self, key: bytes) -> bool | None:
-        """Whether a key was there; None if nothing is known that is young enough."""
+        """Whether a key was there; None if no answer is recent enough."""
         until = self._until.get(key)
         if until is None or until == THERE:
             return None if until is None else True

@@ -1,8 +1,8 @@
 """Names of data in storage: a chain of page hashes, and a key per page and component (S8).
 
-A page's hash names everything its content depends on: the namespace, the fingerprint of the model,
-all tokens before it and its own. The hash is SHA-256, because a user with two prompts of one hash
-could read another tenant's cache.
+A page's hash covers everything that its content depends on: the namespace, the fingerprint of the
+model, all tokens before it and its own. The hash is SHA-256, because a user who finds two prompts
+with one hash could read another tenant's cache.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOKEN_NBYTES = 4
 """Bytes of one token: int32, little-endian."""
 
 MIN_DIGEST_NBYTES, MAX_DIGEST_NBYTES = 8, 256
-"""Shortest and longest hash that an engine may name a block by."""
+"""Shortest and longest hash of a block that an engine may give."""
 
 COMPONENT_NBYTES = 64
 """Longest name of a component in storage, in UTF-8."""
@@ -118,14 +118,14 @@ class Address(NamedTuple):
 
         `Storage.address` does it with the storage's own fingerprint. An engine's hash identifies
         tokens, tenant and adapter; the rest (model, weights, element type, layout, parallelism)
-        belongs into the fingerprint. Otherwise one model reads another's data.
+        belongs in the fingerprint. Otherwise one model reads another's data.
 
         Args:
             fingerprint: of the model that computes the data; the one that the `Storage` was made
                 with.
             digest: the engine's hash of the block and of all blocks before it, 8 to 256 bytes.
             group: the part of the model whose data it is, such as a KV cache group; 1 to 64 bytes.
-            namespace: keeps tenants apart that the digest does not.
+            namespace: keeps tenants apart whom the digest does not distinguish.
 
         Raises:
             ConfigError: no fingerprint, a digest of another type or length, or a group or
@@ -158,7 +158,7 @@ def component_bytes(component: str) -> bytes:
     """A component's name as a header holds it.
 
     Raises:
-        ConfigError: an empty name, a longer one than `COMPONENT_NBYTES`, or one with a NUL.
+        ConfigError: an empty name, one longer than `COMPONENT_NBYTES`, or one with a NUL.
     """
     name = component.encode()
     if not 0 < len(name) <= COMPONENT_NBYTES or b"\0" in name:
@@ -184,7 +184,7 @@ def root_hash(fingerprint: Fingerprint, namespace: bytes) -> bytes:
 
 
 def page_hash(parent: bytes, tokens: bytes | bytearray | memoryview) -> bytes:
-    """The hash of a page behind `parent`; both lengths are fixed, so nothing can shift."""
+    """The hash of a page after `parent`; both lengths are fixed, so inputs cannot be confused."""
     hashed = hashlib.sha256(parent)
     hashed.update(tokens)
     return hashed.digest()

@@ -1,4 +1,4 @@
-"""Limits after which a backend is left alone."""
+"""Limits of a backend's calls, and of its failures."""
 
 from __future__ import annotations
 
@@ -16,18 +16,20 @@ class SupervisionLimits:
             says otherwise.
         queue_timeout_s: longest time for which a ticket waits in line while nothing of it is
             served.
-        n_workers: threads that call; while one checks what it read, others wait for the disk.
+        n_workers: threads for calls; while one checks its data, others wait for the disk.
         max_abandoned: threads that may hang in calls before they are no longer replaced.
         batch_nbytes: most payload that goes into one backend call; more is cut into several.
         batch_keys: most keys, the same.
         failure_limit: failing calls in a row that open the breaker.
         cooldown_s: seconds to the first trial; doubles with each that fails.
         cooldown_limit_s: longest time to a trial.
-        hinted_keys: keys whose last answer `probably_has` remembers; 0.2 KiB each once it is used.
+        hinted_keys: keys whose last answer `probably_has` remembers; 0.2 KiB each after its first
+            use.
         hint_absent_s: seconds for which it remembers that a key was not there.
-        lend_memory: a synchronous backend reads into the caller's memory; should a call outlast its
+        lend_memory: a synchronous backend reads into the caller's memory; if a call outlasts its
             deadline, the ticket is not `done` until it returns. False: it reads into `Storage`'s
-            own, at the cost of a copy, and a ticket is `done` at its deadline, whatever hangs.
+            own, at the cost of a copy, and a ticket is `done` at its deadline, even if a call
+            hangs.
     """
 
     deadline_s: float = 5.0

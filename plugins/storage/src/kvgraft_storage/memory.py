@@ -89,7 +89,7 @@ def address_of(view: memoryview) -> int:
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Whether direct I/O can use it as it is."""
+    """Whether direct I/O can use it without a copy."""
     if len(view) % BLOCK_NBYTES:
         return False
     return address_of(view) % BLOCK_NBYTES == 0

@@ -92,7 +92,7 @@ def _header(address: Address, fingerprint: bytes, nbytes: int, checksum: bytes) 
 
 
 def decode_header(header: Buffer) -> Header | Status:
-    """A header's fields, or why it cannot be trusted: CORRUPT, or STALE for another version."""
+    """A header's fields, or the status of an invalid one: CORRUPT, or STALE for another version."""
     if len(header) != HEADER_NBYTES:
         return Status.CORRUPT
     fields = bytes(header[: _FIELDS.size])
@@ -113,8 +113,8 @@ def check(header: Buffer, payload: Payload, address: Address, fingerprint: bytes
     """Whether a payload that was read back is the one asked for, to the last bit.
 
     Returns:
-        OK; CORRUPT if header or payload is damaged; STALE if it is another key's, namespace's,
-        component's, fingerprint's or format version's; TOO_LARGE if it is longer than the buffer.
+        OK; CORRUPT if header or payload is damaged; STALE if it has another key, namespace,
+        component, fingerprint or format version; TOO_LARGE if it is longer than the buffer.
     """
     nbytes = _nbytes(payload)
     if header == _header(address, fingerprint, nbytes, _checksum(payload)):
@@ -129,7 +129,7 @@ def check(header: Buffer, payload: Payload, address: Address, fingerprint: bytes
 
 
 def damage(key: bytes, header: Buffer, payload: Buffer) -> str | None:
-    """The fault of a stored value, of any writer; None if it has none."""
+    """The fault of a stored value, whoever wrote it; None if it has none."""
     found = decode_header(header)
     if isinstance(found, Status):
         return f"header is {found.value}"

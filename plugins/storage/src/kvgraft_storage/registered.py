@@ -1,4 +1,4 @@
-"""Memory that a backend was told to prepare, and whether a payload lies in it."""
+"""Memory that a backend has registered, and whether a payload lies in it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ class Registered:
         self._lock = threading.Lock()
 
     def add(self, memory: memoryview) -> None:
-        """Payloads in this memory may be used as they are."""
+        """Payloads in this memory need no copy from now on."""
         start = address_of(memory)
         with self._lock:
             self._ranges[start] = max(start + len(memory), self._ranges.get(start, 0))
 
     def remove(self, memory: memoryview) -> None:
-        """No more."""
+        """Undo `add`."""
         with self._lock:
             self._ranges.pop(address_of(memory), None)
 

@@ -20,7 +20,7 @@ class StorePolicy(str, enum.Enum):
     WRITE_THROUGH = "write-through"
     """As soon as HOST has acknowledged it."""
     HOST_EVICTION = "host-eviction"
-    """When it leaves HOST; it is copied for that, so that nobody waits."""
+    """When it leaves HOST; a copy is stored, so that no eviction waits."""
 
 
 class PrefetchPolicy(str, enum.Enum):
@@ -29,7 +29,7 @@ class PrefetchPolicy(str, enum.Enum):
     BEST_EFFORT = "best-effort"
     """Not at all: it begins with the pages that have arrived."""
     WAIT_COMPLETE = "wait-complete"
-    """Until all has come that will; the store's deadlines and `queue_timeout_s` bound it."""
+    """Until the fetch has ended; the store's deadlines and `queue_timeout_s` bound it."""
     TIMEOUT = "timeout"
     """At most `prefetch_timeout_s`."""
 
@@ -39,13 +39,13 @@ class StorageSettings(SettingsModel):
 
     Attributes:
         url: the store, such as `file:/var/cache/kvgraft?capacity=10GiB`; None to attach one later.
-        model: name of the model; with `weights`, `sharding` and `salt` it tells whose data it is.
+        model: name of the model; with `weights`, `sharding` and `salt` it identifies the data.
         weights: revision of its weights, such as a commit or a digest.
         sharding: which part of the model's cache this process holds, such as `"tp0/8"`; processes
             whose data is equal use one value and share it.
         salt: anything else that must tell data apart.
         store: when data goes to the store.
-        store_nbytes: bytes on their way there from which on others wait; one node more at most.
+        store_nbytes: most bytes on their way there, plus one node; others wait.
         prefetch: how long requests wait for it.
         prefetch_timeout_s: for the policy `timeout`.
         prefetch_nbytes: most bytes of HOST that prefetches hold (S2).
@@ -53,7 +53,7 @@ class StorageSettings(SettingsModel):
         deadline_s: longest time for one call of the store, from when it begins.
         queue_timeout_s: longest time for which a prefetch or a node waits for its turn at the store
             while nothing of it is served, for which a prefetch waits for room on HOST, and for
-            which data that came is kept there until its request begins.
+            which fetched data is kept there until its request begins.
     """
 
     url: str | None = None
@@ -72,5 +72,5 @@ class StorageSettings(SettingsModel):
 
 
 def storage_settings(given: object) -> StorageSettings:
-    """The setting `storage` of a cache; for a validator of pydantic's."""
+    """The setting `storage` of a cache; for a pydantic validator."""
     return checked(StorageSettings, given, "storage")

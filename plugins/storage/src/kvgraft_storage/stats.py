@@ -9,7 +9,7 @@ __all__ = ["StorageStats"]
 
 
 class StorageStats(NamedTuple):
-    """The storage tier. Names of events are open: some may be added.
+    """The storage tier. Names of events may be added.
 
     Attributes:
         prefetches: prefetches by event, and the tokens they brought.
@@ -20,8 +20,8 @@ class StorageStats(NamedTuple):
         prefetches_in_flight: prefetches under way.
         stores_in_flight: nodes on their way to the store, or waiting for it.
         breaker: the state of the store's circuit breaker; `"no store"` without one.
-        abandoned_threads: threads given up because a store's call did not return.
-        last_error: the last thing the store did wrong; empty if nothing.
+        abandoned_threads: threads abandoned because a store's call did not return.
+        last_error: the store's last error; empty if there was none.
     """
 
     prefetches: Mapping[str, int]

@@ -17,7 +17,7 @@ class Status(str, enum.Enum):
     CORRUPT = "corrupt"
     """There, and damaged, truncated or half written."""
     STALE = "stale"
-    """There, whole, and of another key, fingerprint, namespace or format version."""
+    """There and whole, but of another key, fingerprint, namespace or format version."""
     TOO_LARGE = "too_large"
     """Larger than the buffer when read, or than the backend takes when stored."""
     FULL = "full"
@@ -25,7 +25,7 @@ class Status(str, enum.Enum):
     TIMEOUT = "timeout"
     """Not done by the deadline."""
     DOWN = "down"
-    """The backend failed, is detached, or is not asked because it failed (the breaker is open)."""
+    """The backend failed, is detached, or is not called because it failed (the breaker is open)."""
 
 
 WRONG = frozenset({Status.CORRUPT, Status.STALE, Status.TOO_LARGE})

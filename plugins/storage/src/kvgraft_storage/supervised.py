@@ -1,7 +1,7 @@
-"""A store as a scheduler sees it: calls that return at once and tickets that end in time.
+"""A store for a scheduler: calls return at once and tickets end in time.
 
-A backend runs on worker threads behind a circuit breaker. It may fail, stall, lie or be taken away
-while the cache serves; callers see only misses and counters (S9, S10, S11).
+A backend runs on worker threads behind a circuit breaker. It may fail, stall, return wrong data or
+be detached while the cache serves; callers see only misses and counters (S9, S10, S11).
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class Storage:
     one payload, in their order. Buffers must stay as they are until their ticket is done.
 
     Args:
-        fingerprint: of the model that computes the data; data of another one is never handed out.
+        fingerprint: of the model that computes the data; data of another one is never returned.
         backend: the first store to attach, already open.
         limits: bounds of supervision; the defaults if None.
         clock: monotonic, in seconds.
 
     Attributes:
         counters: numbers of keys, by verb and status.
-        store_number: counts the stores attached so far, and so tells them apart.
+        store_number: counts the stores attached so far, and so identifies the current one.
     """
 
     def __init__(
@@ -82,12 +82,12 @@ class Storage:
 
     @property
     def closed(self) -> bool:
-        """Whether there is no store, or none any more, so that one can be attached."""
+        """Whether there is no store now, so that one can be attached."""
         return self._attachment is None or self._attachment.closed
 
     @property
     def state(self) -> BreakerState | None:
-        """The breakers', whichever lets less pass; None without a store."""
+        """The stricter state of both breakers; None without a store."""
         return None if self._attachment is None else self._attachment.state
 
     def state_of(self, access: Access) -> BreakerState | None:
@@ -96,7 +96,7 @@ class Storage:
 
     @property
     def last_error(self) -> str | None:
-        """The last thing the store did wrong, for people."""
+        """The store's last error, for people."""
         return None if self._attachment is None else self._attachment.last_error
 
     @property
@@ -105,10 +105,10 @@ class Storage:
         return 0 if self._attachment is None else self._attachment.pool.n_abandoned
 
     def attach(self, backend: StorageBackend) -> None:
-        """Take an open store into use; it is closed when it is detached.
+        """Use an open store from now on; it is closed when it is detached.
 
         Raises:
-            ConfigError: it is none or does not say what it can do, there is one already, or it is
+            ConfigError: it is no store or has invalid capabilities, there is one already, or one is
                 still being detached.
         """
         if not isinstance(backend, StorageBackend):
@@ -132,11 +132,11 @@ class Storage:
                 self._register(self._attachment, memory)
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
-        """Take no more calls, end those there are, close the store and let go of it.
+        """Refuse new calls, end the queued ones, and close the store.
 
         Returns:
-            Done once that is done or the deadline has passed; `value` is True if the store was
-            closed in time. Without a store it is done.
+            A ticket, done when the store is closed or the deadline has passed; `value` is True if
+            it was closed in time. Without a store the ticket is done at once.
         """
         attachment = self._attachment
         if attachment is None:
@@ -144,7 +144,7 @@ class Storage:
         return attachment.detach(self._seconds(deadline_s))
 
     def forget_store(self) -> None:
-        """Count the store as another one from now on, since its content is about to change."""
+        """Count the store as a new one from now on, since its content will change."""
         with self._lock:
             self.store_number += 1
             if self._hints is not None:
@@ -156,7 +156,7 @@ class Storage:
         return ticket.wait(timeout_s + 1.0) and (self._attachment is None or bool(ticket.value))
 
     def poll(self) -> None:
-        """Enforce deadlines, try a store that failed again, go on detaching; for every step."""
+        """Enforce deadlines, retry a failed store, go on detaching; call it in every step."""
         if self._attachment is not None:
             self._attachment.poll()
 
@@ -171,7 +171,7 @@ class Storage:
         return Address.foreign(self.fingerprint, digest, group, namespace)
 
     def completions(self) -> Completions:
-        """A new queue that hands out tickets when they are done, for one poll a step."""
+        """A new queue that returns tickets when they are done, for one poll a step."""
         return Completions(self.poll)
 
     # -- calls
@@ -182,10 +182,10 @@ class Storage:
         buffers: Sequence[object] | Buffers,
         deadline_s: float | None = None,
     ) -> StorageTicket:
-        """Fetch payloads into buffers of exactly their length; OK means verified, all of it (S9).
+        """Fetch payloads into buffers of exactly their length; OK means fully verified (S9).
 
-        Wrong values are removed and counted. Addresses and `Buffers` that are made on
-        demand are made on a worker's thread, call by call.
+        Wrong values are removed and counted. Lazy addresses and `Buffers` are made on a worker's
+        thread, call by call.
 
         Args:
             addresses: the payloads' names.
@@ -223,7 +223,7 @@ class Storage:
             addresses: the payloads' names.
             buffers: one each, or `Buffers`.
             deadline_s: longest time for one call of the store.
-            only_missing: skip keys that the store says it has; they are OK.
+            only_missing: skip keys that `exists` reports; they are OK.
 
         Raises:
             ConfigError: unequal numbers of addresses and buffers, or a buffer that cannot be used.
@@ -276,7 +276,7 @@ class Storage:
     def exists(
         self, addresses: Sequence[Address], deadline_s: float | None = None
     ) -> StorageTicket:
-        """Ask what is probably there (OK) or probably not (MISS): a hint."""
+        """Whether keys are probably there (OK) or probably not (MISS): a hint."""
 
         def run(attachment: Attachment, job: Job, staging: Staging) -> list[Status] | None:
             mine = addresses[job.first : job.last]
@@ -295,12 +295,12 @@ class Storage:
 
     @property
     def touches(self) -> bool:
-        """Whether there is a store that takes calls and gains by `touch`."""
+        """Whether there is a store that takes calls and uses `touch`."""
         attachment = self._attachment
         return self.attached and attachment is not None and attachment.calls.capabilities.touch
 
     def touch(self, addresses: Sequence[Address], deadline_s: float | None = None) -> StorageTicket:
-        """Tell the store that payloads were used elsewhere: a hint, so that they stay.
+        """Notify the store that payloads were used elsewhere: a hint, so that they stay.
 
         Args:
             addresses: in the order of use, the last one most recently. A sequence's pages are
@@ -309,7 +309,7 @@ class Storage:
 
         Returns:
             OK for keys the store was notified of. A store without `Capabilities.touch` is not
-            asked.
+            called.
         """
         if self.attached and not self.touches:
             ticket = self._ticket(len(addresses))
@@ -339,7 +339,7 @@ class Storage:
         return self._submit("remove", Access.WRITE, len(keys), batches, run, deadline_s)
 
     def clear(self, deadline_s: float | None = None) -> StorageTicket:
-        """Remove everything that is the store's; `value` is True once that is done."""
+        """Remove all of the store's data; `value` is True once that is done."""
 
         def clear(backend: StorageBackend) -> None:
             backend.clear()
@@ -371,7 +371,7 @@ class Storage:
             access: whether it reads or writes.
 
         Returns:
-            Its `value` is the answer, True for None; it stays None where there was none.
+            A ticket whose `value` is the answer, True for None; it stays None without an answer.
         """
         return self._ask(verb, question, deadline_s, access, self._ticket(0))
 
@@ -398,7 +398,7 @@ class Storage:
         """Whether payloads are there, from data in memory: at once, a microsecond or two a key.
 
         A hint, and it may be out of date: a True key may be evicted, and is then a miss of `get`; a
-        False one may be stored by another process. While reads are not let through
+        False one may be stored by another process. While the breaker stops reads
         (`state_of(Access.READ)`), all keys are False. The last answers about
         `SupervisionLimits.hinted_keys` keys are remembered from the first call on; some backends,
         `file` among them, know all of their keys.
@@ -428,10 +428,10 @@ class Storage:
         ]
 
     def events(self, limit: int | None = None) -> EventLog:
-        """The log of keys stored and dropped from the first call on; one a storage.
+        """The log of keys stored and dropped from the first call on; one per storage.
 
-        It begins with `CLEARED` where another store is attached later. Changes that other
-        processes make are in it as far as the backend finds out.
+        It begins with `CLEARED` if another store is attached later. It has other processes' changes
+        as far as the backend notices them.
 
         Args:
             limit: most events that wait to be taken; counts in the first call, 65,536 by default.
@@ -446,15 +446,15 @@ class Storage:
     # -- memory
 
     def register(self, buffer: object) -> StorageTicket:
-        """Say that payloads will lie in this memory, now and in stores attached later.
+        """Announce memory that payloads will lie in, for this store and later ones.
 
-        A backend that gains by it prepares it, such as for RDMA, and stores payloads from there
-        without a copy; for others this does nothing. The memory must not be freed before the
-        ticket of `unregister` is done. The larger the better: a whole pool, once.
+        A backend with `Capabilities.registers` prepares it, such as for RDMA, and stores payloads
+        from there without a copy; for others this does nothing. The memory must not be freed before
+        the ticket of `unregister` is done. Register a whole pool at once.
 
         Returns:
-            Its `value` is True once the memory is in use as such, False where that failed (`error`
-            says why; calls work without) or no store is attached.
+            A ticket whose `value` is True once the memory is registered, False if that failed
+            (`error` says why; calls work without) or no store is attached.
 
         Raises:
             ConfigError: no contiguous memory.

@@ -3,11 +3,10 @@
     QUEUED ─► COPYING ─► CALLING ─► RETURNED          a store: copy out of the caller's memory first
     QUEUED ─► CALLING ─► COPYING ─► RETURNED          a fetch: copy into the caller's memory last
 
-A call's deadline begins when it enters CALLING. A caller's memory is touched while COPYING, which
-takes no longer than a copy or checksum takes. A
-deadline or a cancellation ends a job in any other phase, at once and for good: later results of its
-call are dropped. A synchronous backend fetches into the caller's memory while CALLING: statuses are
-decided at the deadline, and the memory is lent until the call has returned.
+A call's deadline begins when it enters CALLING. COPYING touches a caller's memory, for the time of
+a copy or a checksum. In any other phase a deadline or a cancellation ends a job at once: later
+results of its call are dropped. A synchronous backend fetches into the caller's memory while
+CALLING: statuses are decided at the deadline, and the memory is lent until the call has returned.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["Count", "Job", "Phase", "StorageTicket"]
 
 STEP_S = 0.02
-"""Seconds between two looks of `wait` at the clock."""
+"""Seconds between two checks of the clock in `wait`."""
 
 
 Count = Callable[[str, Sequence[Status]], None]
-"""Told a verb and the statuses of its keys, once."""
+"""Called once with a verb and the statuses of its keys."""
 
 
 def _nothing(statuses: Sequence[Status]) -> None:
@@ -43,12 +42,12 @@ class StorageTicket:
     """Progress of one call; ended by workers or its deadline, read by the scheduler.
 
     Attributes:
-        statuses: per key, None while it is not known.
+        statuses: per key, None while unknown.
         value: the result of a call without keys.
         error: why the backend failed, for people; a program needs only the statuses.
         tag: the caller's, given to `Completions.watch`; None until then.
 
-    Any thread may look at it, wait for it and cancel it.
+    Any thread may read it, wait for it and cancel it.
     """
 
     __slots__ = (
@@ -92,7 +91,7 @@ class StorageTicket:
 
     @property
     def decided(self) -> bool:
-        """Whether every key has its status; looks at the deadlines, never blocks."""
+        """Whether every key has its status; checks the deadlines, never blocks."""
         if self._open_jobs:
             if self.cancelled:
                 self._give_up()
@@ -101,7 +100,7 @@ class StorageTicket:
 
     @property
     def settled(self) -> bool:
-        """Whether every key had its status when deadlines were last looked at."""
+        """Whether every key had its status when deadlines were last checked."""
         return not self._open_jobs
 
     @property
@@ -122,7 +121,7 @@ class StorageTicket:
     # -- for a queue of completions
 
     def watch(self, watcher: Callable[[StorageTicket], None], tag: object) -> None:
-        """Tell this watcher, once, when it is done; at once if it is.
+        """Call this watcher once when it is done; at once if it is already.
 
         Raises:
             ConfigError: it has or had a watcher.
@@ -144,23 +143,23 @@ class StorageTicket:
     # -- for the line
 
     def changing(self) -> threading.Condition:
-        """The lock under which everything about it changes."""
+        """The lock for every change of it."""
         return self._changed
 
     def queue(self, calls: TicketCalls) -> None:
-        """They wait in line."""
+        """Its calls wait in the queue."""
         self._calls = calls
         self._open_jobs += 1
 
     def leave(self) -> None:
-        """None of its calls waits in line any more."""
+        """None of its calls waits in the queue any more."""
         self._calls = None
         self._open_jobs -= 1
         self._changed.notify_all()
         self._tell_if_done()
 
     def refuse(self, verb: str, status: Status) -> None:
-        """None of its keys is asked for."""
+        """End all of its keys without a call."""
         statuses = [status] * len(self.statuses)
         self._count(verb, statuses)
         self.statuses[:] = statuses
@@ -199,7 +198,7 @@ class StorageTicket:
 
 
 class Phase(enum.Enum):
-    """Where a job stands; see the module."""
+    """The phase of a job; see the module."""
 
     QUEUED = enum.auto()
     COPYING = enum.auto()
@@ -213,14 +212,13 @@ class Job:
     Args:
         ticket: whose.
         verb: the operation, for the counters.
-        keys: numbers of the ticket's keys, first and behind the last.
+        keys: half-open range of the ticket's keys.
         access: whether it reads or writes.
-        calls: those of its ticket, from which it was cut.
-        deadline: when it ends at the latest, by the storage's clock; by default that is known when
-            it calls.
+        calls: its ticket's calls, one of which it is.
+        deadline: its latest end, by the storage's clock; by default set when it calls.
 
     Attributes:
-        asks: the verb the store is asked now; a failure counts for it, and for `access`.
+        asks: the verb of the current call; a failure counts for it, and for `access`.
         settled: whether the ticket knows how it ended.
         lent: whether its call writes to the caller's memory.
     """
@@ -275,7 +273,7 @@ class Job:
             return self.enter(Phase.CALLING)
 
     def enter(self, phase: Phase) -> bool:
-        """Go on to a phase; false where the job is over and must not."""
+        """Enter a phase; false if the job is over."""
         with self.ticket._changed:
             if phase is Phase.RETURNED:
                 self.phase = phase
@@ -291,7 +289,7 @@ class Job:
             return True
 
     def lend(self, now: float) -> bool:
-        """`call`, and it writes to the caller's memory."""
+        """Like `call`, for a call that writes to the caller's memory."""
         with self.ticket._changed:
             if not self.call(now):
                 return False
@@ -302,11 +300,11 @@ class Job:
     def settle(
         self, statuses: Sequence[Status], note: Callable[[Sequence[Status]], None] = _nothing
     ) -> bool:
-        """Tell the ticket how it ended; false if that was settled before.
+        """Settle its keys in the ticket; false if they were settled before.
 
         Args:
             statuses: of its keys.
-            note: called with them before anybody can see them, if they are the first.
+            note: called with them before they are visible, if they are the first.
         """
         ticket = self.ticket
         with ticket._changed:
@@ -329,7 +327,7 @@ class Job:
                 self.ticket.value = value
 
     def give_up(self, note: Callable[[Sequence[Status]], None] = _nothing) -> bool:
-        """End with TIMEOUT unless the caller's memory is in use this moment; whether it is over."""
+        """End with TIMEOUT unless the caller's memory is in use now; whether it is over."""
         with self.ticket._changed:
             if self.phase is Phase.COPYING:
                 return False

@@ -1,7 +1,7 @@
-"""An identity of a model's weights, read from the files, in a fraction of a second.
+"""An identity of a model's weights, read from the files in a fraction of a second.
 
-A digest over all of a large model's files would take minutes. This one takes the first bytes of
-every tensor: fine-tuning, merging an adapter and quantizing change those.
+A digest of all of a large model's files would take minutes. This one takes the first bytes of every
+tensor: fine-tuning, merging an adapter and quantizing change those.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ HEADER_LIMIT_NBYTES = 100 << 20
 """Longest header of a safetensors file."""
 
 PATTERNS = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth")
-"""Files of weights; the first kind that is there counts."""
+"""Files of weights; the first kind that exists counts."""
 
 
 def weights_of(model: Path) -> str | None:

@@ -1,4 +1,4 @@
-"""Threads that make a backend's calls, and are left behind when one does not come back."""
+"""Threads that make a backend's calls, and are abandoned when a call does not return."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Staging", "WorkerPool"]
 class Staging:
     """A worker's own memory, for backends that are not synchronous.
 
-    A call that hangs keeps it, so nothing a backend does late can reach a caller's memory.
+    A hanging call keeps it, so a backend's late writes cannot reach a caller's memory.
     """
 
     def __init__(self, nbytes: int) -> None:
@@ -57,9 +57,9 @@ class WorkerPool:
 
     Args:
         queue: where calls wait.
-        bind: returns the function that carries a call out.
+        bind: returns the function that runs a call.
         n_workers: threads that work.
-        max_abandoned: threads more that may hang in a call; beyond that a hung one is not
+        max_abandoned: additional threads that may hang in a call; beyond that a hung one is not
             replaced.
         staging_nbytes: memory per worker, to begin with.
     """
@@ -95,7 +95,7 @@ class WorkerPool:
         return len(self._hung)
 
     def abandon(self, job: Job) -> bool:
-        """Leave the worker behind that is at a job, and start another if one may be.
+        """Abandon the worker of a job, and start another one if allowed.
 
         Returns:
             Whether there was one.

@@ -1,4 +1,4 @@
-"""The contract as something to run: clauses, the state machine, and three ways to run them.
+"""Tests for the contract: clauses, the state machine, and three ways to run them.
 
     class TestMine(ComponentContract):          pytest
         component = "mine"
@@ -7,8 +7,8 @@
 
     kvgraft check mine                          the command line
 
-`check_restored_logits` compares a model behind restored prefixes with one pass over everything: the
-contract knows the declared reach, only the model knows its own.
+`check_restored_logits` compares a model after restored prefixes with one pass over all tokens: the
+contract knows only the declared reach, not the model's.
 
 See `docs/write-a-component.md`.
 """
@@ -70,7 +70,7 @@ _LAZY = {
     "check_component": "checking",
     "check_restored_logits": "logits",
 }
-"""Where names are; a process that only asks another one for results loads no state machine."""
+"""Modules of the names; a process that only reads another one's results loads no state machine."""
 
 
 def __getattr__(name: str) -> object:

@@ -38,7 +38,7 @@ REPLACED = "P10-nothing-is-replaced"
 """The clause that reports code of kvgraft that was replaced."""
 
 FORMS = frozenset(answer.rule for answer in HOOK_RESULTS.values())
-"""Rules that are broken by answers of another form, whichever clause asked for them."""
+"""Rules that answers of wrong types break, in any clause."""
 
 
 class Checker(Suite):
@@ -47,11 +47,11 @@ class Checker(Suite):
     Args:
         plugin: the component package.
         options: its options.
-        profile: name of a profile: how hard the state machine looks.
+        profile: name of a profile: the effort of the state machine.
         expected_failures: rules it is known to break, with reasons; strict:
             one that is kept counts as a failure.
         clauses: the clauses to check; every registered clause by default.
-        changes: names the parts of kvgraft that the component changed; since now by default.
+        changes: names the parts of kvgraft that the component changed; by default from now on.
         device: the device of the pools: `"cpu"`, or one that torch has. On `"simulated"` only those
             of the state machine's caches are.
 
@@ -100,7 +100,7 @@ class Checker(Suite):
         return self._result(entry, Status.UNDECIDED, f"P10 is broken, which {REPLACED} reports")
 
     def verdict(self) -> list[Result]:
-        """Results of no clause: other rules that the state machine found broken, expectations."""
+        """Results beside clauses: other rules that the state machine found broken, expectations."""
         results = []
         found = self.finding()
         if found is not None and self.told_by() is None:
@@ -120,7 +120,7 @@ class Checker(Suite):
         return results
 
     def told_by(self) -> str | None:
-        """The clause that reports why others are undecided, if one is asked."""
+        """The clause that reports why others are undecided, if any."""
         found = self._found()
         entry = self.clauses.get(found[0]) if found is not None else None
         if entry is None or entry.applies(self.subject) is not None:
@@ -243,7 +243,7 @@ class Checker(Suite):
 
 
 Cause = tuple[str, ContractViolation]
-"""A broken rule that makes unrelated clauses fail, after the clause that reports it."""
+"""A broken rule that makes unrelated clauses fail, with the clause that reports it."""
 
 
 def _ends_or_blocks(subject: Subject) -> Cause | None:
@@ -400,10 +400,10 @@ def open_suite(
 
 
 def expect_arguments(options: object, profile: object, expected_failures: object) -> None:
-    """Refuse what needs no component to be refused, before a process is started.
+    """Refuse wrong arguments that need no component to check, before a process is started.
 
     Raises:
-        ConfigError: an argument of `open_suite` is none.
+        ConfigError: an argument of `open_suite` is invalid.
     """
     _given(options)
     profile_named(profile)

@@ -28,7 +28,8 @@ class Clause(NamedTuple):
         rule: the rule of the contract it is part of.
         name: short name, unique.
         sentence: the condition, in one sentence.
-        since: the API version that introduced it; not asked of components written for older ones.
+        since: the API version that introduced it; components written for older ones are not
+            checked.
         needs: says why the clause does not apply to a component; None if it does.
         check: raises `ContractViolation` if it does not hold.
     """
@@ -46,7 +47,7 @@ class Clause(NamedTuple):
         return f"{self.rule}-{self.name}"
 
     def applies(self, subject: Subject) -> str | None:
-        """Why it is not asked of the subject; None if it is."""
+        """Why it does not apply to the subject; None if it does."""
         if _version(self.since) > _version(subject.plugin.declaration.api_version):
             return f"asked since API {self.since}, the component is written for an older one"
         return self.needs(subject)

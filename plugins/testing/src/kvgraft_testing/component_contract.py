@@ -21,7 +21,7 @@ DATA = frozenset({"component", "options", "expected_failures", "profile", "plugi
 """Attributes that a subclass may set."""
 
 SUITES = pytest.StashKey[dict[type, Suite | Exception]]()
-"""Where a test session keeps them, or the reason why there is none."""
+"""Where a test session keeps its suites, or the reason why there is none."""
 
 UNUSABLE = (KvgraftError, TypeError, Unusable)
 """Errors of a class or component that cannot be checked."""
@@ -48,7 +48,7 @@ HARMLESS = frozenset(
 """Attributes that Python itself puts into a class."""
 
 SILENCING = frozenset({"skip", "skipif", "xfail"})
-"""Marks that a contract class does not bear."""
+"""Marks that a contract class must not have."""
 
 
 class ComponentContract:
@@ -58,17 +58,16 @@ class ComponentContract:
             component = "sinks"
             options = {"window": 8, "sinks": 4}
 
-    A subclass sets data and nothing else; anything more is a `TypeError` when it is imported. A
-    component that cannot be loaded or built is one error when tests are collected. A worker of
-    pytest-xdist loads it when it runs the first of its tests: there it is one failure, and the
-    others are skipped.
+    A subclass sets data and nothing else; anything more is a `TypeError` at import. A component
+    that cannot be loaded or built is one error when tests are collected. A worker of pytest-xdist
+    loads it when it runs its first test: there it is one failure, and the others are skipped.
 
     Attributes:
         component: the component's name.
         options: its options; small pools and shapes make it fast.
         expected_failures: rules it is known to break, with reasons. Strict: one that is kept, or
             does not exist, fails.
-        profile: how hard the state machine looks; by default the one that `--contract-profile`
+        profile: the effort of the state machine; by default the one that `--contract-profile`
             names.
         plugin: a package to check instead of the installed one.
     """
@@ -84,7 +83,7 @@ class ComponentContract:
         expect_sealed(cls)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
-        """Load the component; where that is not possible there is one error instead of tests.
+        """Load the component; if that fails there is one error instead of tests.
 
         Every worker of pytest-xdist collects all tests and runs some of them: it loads later.
         """

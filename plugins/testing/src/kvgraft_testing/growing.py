@@ -1,4 +1,4 @@
-"""Queries as a later minor version of the contract would hand them to hooks."""
+"""Queries as a later minor version of the contract would pass them to hooks."""
 
 from __future__ import annotations
 

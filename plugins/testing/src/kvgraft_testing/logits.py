@@ -1,9 +1,8 @@
-"""Logits behind restored prefixes, compared with those of one pass over everything.
+"""Logits after restored prefixes, compared with those of one pass over all tokens.
 
-The contract compares a component with its own declaration. Whether the declared reach is the
-model's, and whether the restored bytes are the right ones, only the model can tell: here it runs
-behind a prefix that ends at every page boundary, was computed in every way, and comes back from
-every tier.
+The contract compares a component with its own declaration. Only the model shows whether the
+declared reach is its own, and whether the restored bytes are right. Here it runs after prefixes
+that end at every page boundary, were computed in every way, and come back from every tier.
 
     write     a request leaves a prefix: its prompt ends there, goes on, or was decoded
     move      nothing, all of it, or the part of one component leaves DEVICE
@@ -36,7 +35,7 @@ LEAST_PAGES, MOST_PAGES = 8, 128
 """Pages of a sequence; the work grows with their square."""
 
 GARBAGE = 500
-"""The value of garbled elements: finite, since masked weights of 0 must stay 0 times it."""
+"""The value of garbled elements: finite, so that a masked weight of 0 times it is 0."""
 
 Move = Callable[[Cache], None]
 
@@ -56,20 +55,20 @@ class PooledModel(Protocol):
     def step(self, cache: Cache, request: Request, tokens: Sequence[int]) -> torch.Tensor:
         """Logits `[len(tokens), vocabulary]` of a request's next tokens.
 
-        `request.computed` tokens come before them. Data of those is read where `cache.table` and
-        `cache.state_slot` say, data of the new ones is written there; their slots are allocated.
-        Slots hold garbage before they are written: a state begins anew where `request.computed`
-        is 0.
+        `request.computed` tokens come before them. Read their data from the slots in `cache.table`
+        and `cache.state_slot`, and write the new tokens' data there; all slots are allocated. Slots
+        hold garbage before they are written: initialize states if `request.computed` is 0.
         """
 
 
 class LogitsDifference(NamedTuple):
-    """A run whose logits are not those of the whole sequence.
+    """A run whose logits differ from those of the whole sequence.
 
     Attributes:
         restored: tokens it resumed from; 0 for a run without a prefix.
-        origin: how the prefix came to be: `prompt`, `inside` or `decoded`.
-        place: where it was: `device`, `host`, or `host: NAME` where only that component's data was.
+        origin: how the prefix was computed: `prompt`, `inside` or `decoded`.
+        place: where it was: `device`, `host`, or `host: NAME` if only that component's data was
+            there.
         position: the first token whose logits differ.
         distance: the largest difference of two logits; NaN if one is none.
     """
@@ -94,7 +93,7 @@ class LogitsReport(NamedTuple):
 
     Attributes:
         runs: comparisons made.
-        restored: by the place of the prefix, the lengths in tokens that were resumed from.
+        restored: by the place of the prefix, the resumed lengths in tokens.
         distance: the largest difference of two logits.
         tolerance: the largest one that is allowed.
         differences: runs beyond it; empty if the components serve the model.
@@ -130,11 +129,11 @@ def check_restored_logits(
     plugins: Sequence[Plugin] = (),
     **settings: Any,
 ) -> LogitsReport:
-    """Compare a model's logits behind restored prefixes with those of one pass over everything.
+    """Compare a model's logits after restored prefixes with those of one pass over all tokens.
 
-    Each run has a cache of its own. Prefixes end at every page boundary of a sequence of random
-    tokens that are always the same. The work grows with the square of the sequence: give the model
-    small windows, few layers and elements, and float64, whose rounding hides nothing.
+    Each run has a cache of its own. Prefixes end at every page boundary of a fixed sequence of
+    random tokens. The work grows with the square of the sequence: give the model small windows, few
+    layers and elements, and float64, whose rounding hides nothing.
 
     Args:
         model: runs with the pools, and without.

@@ -39,7 +39,7 @@ FEW, MANY = 64, 1024
 """Candidates, for the steps that taking and entering one is made of."""
 
 MOST_GROWTH = 4
-"""Times as many steps among many as among few; where all are searched it is 16 times as many."""
+"""Most steps among many candidates per step among few; a full search takes 16 times as many."""
 
 
 class _Pool(NamedTuple):
@@ -83,10 +83,10 @@ def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, see
     """Drive two instances of a policy with the same random calls.
 
     Requests arrive, are admitted and finish with and without hints; their data is entered in the
-    orders of three pools, taken and dropped, as a tree does it. One of the two instances is asked
-    more often than the other what changes nothing: `classify`, `describe`, `score`, the length of
-    an order and its candidates. Then an order is filled with few candidates, and another one with
-    many, and each candidate is taken and entered again.
+    orders of three pools, taken and dropped, as a tree does it. One of the two instances gets more
+    queries than the other: `classify`, `describe`, `score`, the length of an order and its
+    candidates. Then an order is filled with few candidates, and another one with many, and each
+    candidate is taken and entered again.
 
     Args:
         make: makes the policy, without arguments.
@@ -95,10 +95,10 @@ def check_policy(make: Callable[[], EvictionPolicy], *, n_steps: int = 4000, see
 
     Raises:
         ConfigError: `make` is no function and no class.
-        ContractViolation: K1 (what was never entered, is no class or no score, or a member is
-            missing), K2 (a candidate taken twice, forgotten, or before one of a lower score; an
-            order that raises), K3 (two instances differ), E7 (taking a candidate is a search of all
-            of them) or P5 (the policy raises), with the step.
+        ContractViolation: K1 (a candidate that was never entered, an invalid class or score, or a
+            missing member), K2 (a candidate returned twice, lost, or before one of a lower score;
+            an order that raises), K3 (two instances differ), E7 (taking a candidate searches all of
+            them) or P5 (the policy raises), with the step.
     """
     if not callable(make):
         raise ConfigError(

@@ -1,7 +1,7 @@
-"""The suite in a process of its own, asked over pipes.
+"""The suite in a process of its own, which answers over pipes.
 
 If a component's code does harm there, such as ending the process, replacing standard output or a
-test framework's functions, the process that asks sees that an answer is missing and says so.
+test framework's functions, an answer is missing, and the calling process reports that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvgraft_testing.suite import Suite
 __all__ = ["SuiteProcess", "Unusable", "packed", "python_path"]
 
 ENDED = "P10"
-"""The rule that a component breaks which ends the process."""
+"""The rule that a component breaks by ending the process."""
 
 GRACE_S = 5.0
 
@@ -123,7 +123,7 @@ class SuiteProcess(Suite):
         return self._told() if answer is None else Result.of_json(answer["result"])
 
     def verdict(self) -> list[Result]:
-        """Results of no clause: other rules found broken, and expectations."""
+        """Results beside clauses: other rules found broken, and expectations."""
         if self._end is not None:
             return []
         answer = self._ask({"verdict": True}, "when it was asked for other broken rules")

@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:
-    """Refuse a contract class that was given more than data, however it got that."""
+    """Refuse a contract class that has more than data, from whatever source."""
     module = sys.modules.get("kvgraft_testing.component_contract")
     if module is None or not isinstance(obj, type) or not issubclass(obj, module.ComponentContract):
         return

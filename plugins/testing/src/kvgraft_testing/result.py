@@ -33,11 +33,11 @@ class Result:
     Attributes:
         component: the component's name.
         clause: the clause's ident.
-        rule: the rule that was checked; in a failure, the one that is broken. Empty if the
-            component cannot be loaded for a reason that no rule speaks of.
+        rule: the rule that was checked; in a failure, the broken one. Empty if the component cannot
+            be loaded for a reason without a rule.
         sentence: the condition checked.
         status: how it ended.
-        evidence: the contrary observation, or why it was not decided or not asked.
+        evidence: the contrary observation, or why it was undecided or not applicable.
         steps: the shrunk calls that lead to a failure of the state machine, in order.
         seconds: how long it took.
     """

@@ -1,4 +1,4 @@
-"""The process that `SuiteProcess` asks: `python -m kvgraft_testing.served DESCRIPTOR`."""
+"""The process of a `SuiteProcess`: `python -m kvgraft_testing.served DESCRIPTOR`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Copies that run when they are told to: for tests, simulations and debugging.
+"""Copies that run when the caller says so: for tests, simulations and debugging.
 
-The bytes really move. Only when they do, and whether the transfer fails, is the caller's choice,
-so that every interleaving of transfers with the rest of a cache can be driven and repeated.
+The bytes really move. The caller chooses only when, and whether the transfer fails, so that every
+interleaving of transfers with the rest of a cache can be tested and repeated.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from kvgraft_testing.profiles import Profile
 __all__ = ["PAGE_SIZES", "Subject"]
 
 PAGE_SIZES = (1, 2, 4)
-"""Page sizes, in tokens, at which components are looked at, those that they accept."""
+"""Page sizes, in tokens, at which components are tested, if they accept them."""
 
 DAY_S = 86_400
 
@@ -47,7 +47,7 @@ DEVICE_S = 60.0
 """Seconds for which copies of some pages are waited for."""
 
 HOST_REACHES = ("cpu", SIMULATED)
-"""Devices whose pools are looked at on the CPU, but for those of the state machine."""
+"""Devices whose pools are tested on the CPU, except those of the state machine."""
 
 
 class Subject:
@@ -56,7 +56,7 @@ class Subject:
     Args:
         plugin: the component package.
         options: its options, as text or values.
-        profile: how hard the state machine looks.
+        profile: the effort of the state machine.
         ignored: rules it is known to break; the state machine goes on past them.
         device: the device of the state machine's caches, and of all pools unless it is simulated.
 
@@ -128,18 +128,18 @@ class Subject:
     # -- at work
 
     def expect_device(self) -> None:
-        """Refuse a device that is not here.
+        """Refuse a device that is missing here.
 
         Raises:
-            ConfigError: so.
+            ConfigError: it is missing.
         """
         _ = self.runtime
 
     def expect_options(self) -> None:
-        """Refuse options that it refuses.
+        """Check that the component accepts the options.
 
         Raises:
-            ConfigError: so.
+            ConfigError: it refuses them.
         """
         try:
             parse_options(self.plugin, self.options)
@@ -147,7 +147,7 @@ class Subject:
             raise ConfigError(str(error)) from error
 
     def expect_buildable(self) -> None:
-        """Refuse a component that cannot be built for the caches it is looked at in.
+        """Refuse a component that cannot be built for the caches it is tested in.
 
         Raises:
             ConfigError: options that it refuses.
@@ -167,7 +167,7 @@ class Subject:
 
     @cached_property
     def page_sizes(self) -> tuple[int, ...]:
-        """The page sizes it is looked at: `PAGE_SIZES`, or larger ones where it refuses those.
+        """The page sizes at which it is tested: `PAGE_SIZES`, or larger ones if it refuses those.
 
         Pools are left to the core here, so that options with too few tokens are refused as such.
 
@@ -192,7 +192,7 @@ class Subject:
 
     @property
     def page_size(self) -> int:
-        """The page size at which most clauses look at it: 2, or its smallest."""
+        """The page size at which most clauses test it: 2, or its smallest."""
         return 2 if 2 in self.page_sizes else self.page_sizes[0]
 
     def _without_tokens(self) -> dict[str, Any]:
@@ -289,7 +289,7 @@ class Subject:
 
     @cached_property
     def in_production(self) -> Run:
-        """The component's run where there is no suite."""
+        """The component's run without the suite."""
         return apart(self.plugin, self.options)
 
     @cached_property
@@ -299,7 +299,7 @@ class Subject:
 
     @cached_property
     def in_several_caches(self) -> Run:
-        """The component where there is no suite, built for several caches before any is asked."""
+        """The component without the suite, built for several caches before any hook is called."""
         return apart(self.plugin, self.options, together=True)
 
     @cached_property
@@ -310,13 +310,13 @@ class Subject:
 
     @cached_property
     def unusable(self) -> ContractViolation | None:
-        """Why nothing can be asked of it: it ends the process or blocks, here or there."""
+        """Why it cannot be checked: it ends the process or blocks, in either run."""
         found = self.in_production.finding(self.name)
         return found if found is not None else self.in_the_suite.finding(self.name)
 
     @cached_property
     def refused(self) -> ContractViolation | None:
-        """The first hook that raises, or answers in another form, in any of the runs."""
+        """The first hook that raises, or returns a wrong type, in any of the runs."""
         runs = (self.in_the_suite, self.in_production, self.a_day_later)
         refusals = (run.refused(self.name) for run in runs)
         return next((refused for refused in refusals if refused is not None), None)
@@ -362,7 +362,7 @@ class Subject:
         return found
 
     def serve_with(self, host_pages: int) -> None:
-        """Two conversations that go on, in a cache with that little on HOST, everything compared.
+        """Two conversations that go on, in a cache with a small HOST, everything compared.
 
         Raises:
             ContractViolation: a rule is broken.

@@ -1,4 +1,4 @@
-"""The common interface of all ways of asking the clauses."""
+"""The common interface of all ways of running the clauses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Suite:
         raise NotImplementedError
 
     def verdict(self) -> list[Result]:
-        """Results of no clause: other rules found broken, and expectations."""
+        """Results beside clauses: other rules found broken, and expectations."""
         raise NotImplementedError
 
     def finding(self) -> Result | None:
@@ -36,7 +36,7 @@ class Suite:
         raise NotImplementedError
 
     def close(self) -> None:
-        """Nothing more is asked."""
+        """End the suite."""
 
     def run(self, progress: Callable[[Result], None] = lambda result: None) -> list[Result]:
         """Every clause, then the verdict."""

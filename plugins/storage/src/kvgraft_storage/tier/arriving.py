@@ -1,7 +1,7 @@
 """Data from STORAGE becomes the tree's, on HOST (S4, S5).
 
-The counterpart of `kvgraft.tree.inserting` for the other tier: pages another transfer brought in
-the meantime are kept, and nothing is hung below a gap (B1).
+The counterpart of `kvgraft.tree.inserting` for HOST: pages that another transfer brought meanwhile
+are kept, and nothing is inserted below a gap (B1).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvgraft_storage.tier.names import PageNames, is_named, take_names
 __all__ = ["Arrival", "arrive"]
 
 NODES_AT_ONCE: Final = 64
-"""Nodes that one call takes at most, however short they are."""
+"""Most nodes of one call, however short they are."""
 
 
 class Arrival(NamedTuple):
@@ -35,7 +35,7 @@ class Arrival(NamedTuple):
     Attributes:
         key: the sequence, with a trail to where it is in the tree.
         hashes: the hashes of its pages from page `first` on, 32 bytes each.
-        first: the page that everything but `key` begins with.
+        first: the first page of everything but `key`.
         there: per component, bool `[n_pages]`, which pages arrived; a state stands for the last
             page before its boundary. Pages that are adopted are taken out; the others' slots stay
             the caller's.
@@ -52,22 +52,22 @@ class Arrival(NamedTuple):
 
 
 def arrive(tree: Tree, start: Node, end: int, arrival: Arrival, n_pages: int) -> Node:
-    """Hang the next piece of the arrived data, up to page `end`, below a node.
+    """Insert the next piece of the arrived data, up to page `end`, below a node.
 
-    Adopted slots move from in flight to the tree's, and are victims like all others. A node takes
-    a component's data only if all of it came. Nodes that are there are taken whole: they are not
-    cut where the piece ends.
+    Adopted slots move from in flight to the tree's, and can be evicted like all others. A node
+    takes a component's data only if all of it came. Existing nodes are filled whole: they are not
+    split at the end of the piece.
 
     Args:
         tree: the tree.
         start: a root or a node backed on HOST (S1).
-        end: the page to hang all of it up to.
+        end: the end of all data to insert.
         arrival: the data that arrived.
-        n_pages: about how many pages to hang now, and at most how many a new node has.
+        n_pages: about how many pages to insert now, and the most of a new node.
 
     Returns:
-        The last node of the piece, at page `end` or before it. Nodes made for data that then could
-        not be hung lead nowhere: the caller pins the last node, or removes nodes without data (T3).
+        The last node of the piece, at page `end` or before it. New nodes may stay without data that
+        could not be inserted: the caller pins the last node, or removes nodes without data (T3).
     """
     page_bytes = tree.page_bytes
     tokens = arrival.key.data

@@ -1,4 +1,4 @@
-"""Data that came for queued requests stays on HOST until they begin, for a while."""
+"""Keeps fetched data on HOST until its queued requests begin, for a bounded time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Deliveries", "Delivery"]
 
 
 class Delivery(NamedTuple):
-    """The pins of one prefetch's data up to a boundary, and the time until which it has them."""
+    """The pins of one prefetch's data up to a boundary, and when they expire."""
 
     prefetch: Prefetch
     boundary: int
@@ -27,8 +27,8 @@ class Delivery(NamedTuple):
 class Deliveries:
     """Pins on HOST of data that prefetches delivered, in order of arrival of the prefetches.
 
-    They are given up when the request begins or is given up, when `timeout_s` is over, and where
-    somebody needs the room who is not to wait: an older prefetch, or a request's admission.
+    They are released when the request begins or is given up, when `timeout_s` is over, and when an
+    older prefetch or a request's admission needs the room.
 
     Args:
         tree: the tree.
@@ -51,7 +51,7 @@ class Deliveries:
     def keep(self, prefetch: Prefetch, boundary: int) -> None:
         """Pin the data that a request needs on HOST at a boundary, in pages, and nothing more.
 
-        Nothing is pinned where that takes slots promised to admitted requests (A12).
+        Nothing is pinned if that takes slots promised to admitted requests (A12).
         """
         before, tree = self._kept.pop(prefetch, None), self.tree
         root = tree.hold_root(prefetch.key.namespace)
@@ -66,30 +66,30 @@ class Deliveries:
         tree.release_root(root)
 
     def release(self, prefetch: Prefetch) -> None:
-        """Give up a prefetch's pins, if it has any: its data is evicted as any other."""
+        """Release a prefetch's pins, if it has any: its data is evicted like any other."""
         delivery = self._kept.pop(prefetch, None)
         if delivery is not None:
             release(self.tree, delivery.receipt)
 
     def let_go_of(self, namespaces: Container[object] | None) -> None:
-        """Give up the pins in some namespaces, or in all."""
+        """Release the pins in some namespaces, or in all."""
         for prefetch in list(self._kept):
             if namespaces is None or prefetch.key.namespace in namespaces:
                 self.release(prefetch)
 
     def expire(self) -> None:
-        """Give up pins whose time is over."""
+        """Release expired pins."""
         if self._kept:
             now = self._clock()
             for prefetch in [each for each, kept in self._kept.items() if kept.until <= now]:
                 self.release(prefetch)
 
     def give_way(self, arrival: int = 0, tenant: int | None = None) -> Delivery | None:
-        """Give up the pins of the prefetch that came last: nobody waits for one behind it.
+        """Release the pins of the prefetch that came last: no request waits for one behind it.
 
         Args:
-            arrival: of prefetches after this number alone.
-            tenant: of this one's alone; None for any.
+            arrival: only of prefetches after this number.
+            tenant: only of this tenant's; None for any.
 
         Returns:
             The pins, for `take_back`; None if there are none.
@@ -107,7 +107,7 @@ class Deliveries:
         return delivery
 
     def take_back(self, given: Iterable[Delivery]) -> None:
-        """Pin again data that gave way just now, in vain."""
+        """Pin again data that just gave way in vain."""
         for prefetch, boundary, _, until in given:
             self.keep(prefetch, boundary)
             if prefetch in self._kept:

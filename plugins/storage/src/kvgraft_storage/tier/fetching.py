@@ -1,4 +1,4 @@
-"""One prefetch at work: looked for, fetched into HOST, hung into the tree (S1 to S5).
+"""A running prefetch: looked up, fetched into HOST, inserted into the tree (S1 to S5).
 
     LOOKING ─► FETCHING ─► HANGING ─► ENDED     after a miss: fetch again, up to a
                  ▲   │                          shorter boundary
@@ -7,11 +7,11 @@
 Memory is reserved once the store has listed its pages: for the deepest boundary that fits and that
 every component can resume from. Fetched pages are published up to such a boundary, or not at all.
 
-All of it is done in steps, between which requests run, nodes are split and evicted, and the fetch
-itself may be stopped. None takes longer the longer the sequence is: pages are named, asked for,
-counted, fetched and hung into the tree a block at a time. A plan names a target boundary; it does
-not record which pages are there: whether a boundary was reached the tree itself says, in the step
-that publishes it.
+The work is done in steps, between which requests run, nodes are split and evicted, and the fetch
+itself may be stopped. No step takes longer for a longer sequence: pages are named, looked up,
+counted, fetched and inserted into the tree a block at a time. A plan names a target boundary but
+does not record which pages are there: the step that publishes a boundary asks the tree whether it
+was reached.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from kvgraft_storage.tier.slabs import Draining
 __all__ = ["Fetch", "Phase"]
 
 MAX_ROUNDS = 3
-"""Times a fetch is planned anew when something that was found did not come."""
+"""Times a fetch is planned again because found data did not come."""
 
 PIECE_PAGES = 512
-"""Pages that are hung into the tree at once."""
+"""Pages that are inserted into the tree at once."""
 
 ASKED_PAGES = 2048
-"""Pages that are looked for or fetched at once: between two such calls workers have to wait."""
+"""Pages that are looked up or fetched at once: workers wait between two such calls."""
 
 EVICTED_SLOTS = 64
 """Slots that room is made for at once."""
@@ -69,7 +69,7 @@ Planning = Generator[None, None, Plan | None]
 
 
 class Phase(enum.Enum):
-    """Where a fetch stands; see the module."""
+    """The phase of a fetch; see the module."""
 
     LOOKING = "looking"
     FETCHING = "fetching"
@@ -91,38 +91,37 @@ class Fetch:
         context: see there.
         key: the sequence.
         found: its match now.
-        limit: the deepest boundary to go for, in pages.
+        limit: the deepest boundary to fetch, in pages.
         threshold: fewer pages than this are not worth fetching (S2).
-        spare: take only free HOST slots, evict nothing.
+        spare: take only free HOST slots, without evictions.
 
     Attributes:
         start: the boundary it begins at, in pages (S1).
         anchor: the boundary that could be resumed from when it began, in pages.
-        first: the first page that cannot be resumed from, by the node that it lies behind: another
-            prefetch that needs it shares this one.
-        boundary: the deepest one that it published; its anchor while it has not.
+        first: the first missing page, named by the node before it: another prefetch that needs it
+            shares this one.
+        boundary: the deepest one that it published; its anchor before that.
         key: the sequence; it may have grown since.
-        asked, limit: the deepest boundary to go for, in pages, and the deepest after planning.
+        asked, limit: the deepest requested boundary, in pages, and the deepest after planning.
         hashes: of the pages from `start` on, as far as they are known, 32 bytes each.
         nbytes: bytes of HOST it holds.
-        planned: the boundary it went for at first; 0 while that is not known.
-        capped: whether `prefetch_nbytes` keeps it from going for all of its sequence.
+        planned: its first target boundary; 0 while that is unknown.
+        capped: whether `prefetch_nbytes` cuts its target.
         shrunk: whether HOST memory was too small for the store's pages (S3).
         reason: why it ended, for people.
-        short_of: the reason it brought nothing, though the store has data; None otherwise.
-        tip: the last node that it hung into the tree, or the one it begins at.
-        draining: slots that a call which was given up may still write to, once it has ended.
-        gap: a page that it could not go beyond, since the store does not say that it has it; None
-            if there is none.
+        short_of: why it brought nothing although the store has data; None otherwise.
+        tip: the last node that it inserted into the tree, or the one it begins at.
+        draining: slots that an abandoned call may still write to, after the fetch has ended.
+        gap: a page that it could not pass, because the store lacks it; None if there is none.
         budget: bytes of HOST that all prefetches together may still take (S2).
-        comes_after: whether one that came before waits for room: it takes none then.
-        give_way: frees HOST of data that is kept for younger prefetches; false if there is none.
+        comes_after: whether an earlier prefetch waits for room: then it takes none.
+        give_way: frees HOST data that is kept for younger prefetches; false if there is none.
         lacking: the components whose HOST pools were short.
-        room: the bytes and, per component, the slots that it could have had when it was planned;
-            once it has ended, together with those that it held itself.
+        room: the bytes and, per component, the slots that were available when it was planned; after
+            its end, including its own.
         receipt: pins the node it begins at, on HOST (S1).
-        target: the boundary that it goes for now; 0 while that is not known.
-        rounds: calls that moved pages and have ended.
+        target: its current target boundary; 0 while that is unknown.
+        rounds: ended calls that moved pages.
         parts: pages of the call under way, component by component.
         arrived: per component, bool `[n_pages]` from `start` on: pages that came.
         slots: per component, int32 `[n_pages, slots_per_page]`: HOST slots of these pages.
@@ -186,7 +185,7 @@ class Fetch:
         self._steps: Steps = self._run()
 
     def begin(self) -> bool:
-        """Pin where it starts; False, with a reason, if that cannot be (S1)."""
+        """Pin where it starts; False, with a reason, if that is impossible (S1)."""
         tree = self.context.tree
         self.receipt = hold_host(tree, self.tip, self.start)
         if self.receipt is None:
@@ -204,7 +203,7 @@ class Fetch:
         return True
 
     def hand_names_to(self, key: TokenKey) -> None:
-        """The key has the names of its pages as they become known, and so its nodes will."""
+        """Give the key the names of its pages as they become known, for its nodes."""
         key.hashed = PageHashes(self.context.tree, key.namespace, self.start, self.hashes)
 
     @property
@@ -214,7 +213,7 @@ class Fetch:
 
     @property
     def next(self) -> tuple[int, bytes]:
-        """The page behind those it hung into the tree: another prefetch for it shares this one."""
+        """The page after those in the tree: another prefetch for it shares this one."""
         return _page_behind(self.tip, self.key, self.context.tree.page_bytes)
 
     def owners(self) -> list[tuple[Ledger, bytes]]:
@@ -231,11 +230,11 @@ class Fetch:
 
     @property
     def can_step(self) -> bool:
-        """Whether there is anything to do now; it goes by the store's last poll."""
+        """Whether there is work now, by the store's last poll."""
         return not self.ended and (self._ticket is None or _is_over(self._ticket))
 
     def step(self) -> None:
-        """Do the next thing, a fraction of a millisecond; where there is any, see `can_step`."""
+        """Do the next piece of work, for a fraction of a millisecond; call it if `can_step`."""
         next(self._steps, None)
 
     def _run(self) -> Steps:
@@ -548,7 +547,7 @@ class Fetch:
     # -- hanging
 
     def publish(self, steps: Iterator[object]) -> bool:
-        """Hang arrived pages into the tree, while `steps` has more; whether all are hung."""
+        """Insert arrived pages into the tree, while `steps` has more; whether all are inserted."""
         if self.phase is Phase.FETCHING and self._ticket is not None:
             self._take_in()
         hanging = self._hang()
@@ -610,7 +609,7 @@ class Fetch:
     # -- the end
 
     def wind_up(self, reason: str) -> None:
-        """Ask for nothing more; arrived pages are hung into the tree step by step."""
+        """Fetch nothing more; arrived pages are inserted into the tree step by step."""
         self._give_up_ticket()
         self._free_wanted()
         self.phase = Phase.HANGING

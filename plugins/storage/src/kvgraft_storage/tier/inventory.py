@@ -1,7 +1,7 @@
-"""Finds the boundaries that can be resumed from, from the places of pages (S3, S4).
+"""Finds the boundaries that can be resumed from, by the tiers of their pages (S3, S4).
 
-The pages to fetch are summed up, page by page and component by component; after that a boundary
-is looked at in O(components), for any reach. Both are done a block of pages at a time.
+The pages to fetch are summed up, page by page and component by component; then a boundary is
+checked in O(components), for any reach. Both are done a block of pages at a time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ __all__ = [
 ]
 
 AT_A_TIME = 64
-"""Boundaries that are looked at one by one before anybody else has a turn."""
+"""Boundaries that are checked one by one before other work has a turn."""
 
 PAGES_AT_ONCE = 4096
-"""Pages that are counted, or boundaries that are looked at, before anybody else has a turn."""
+"""Pages that are counted, or boundaries that are checked, before other work has a turn."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -90,8 +90,8 @@ class Inventory:
         limit: the deepest boundary of interest.
 
     Attributes:
-        first: the page that everything here begins with.
-        limit: the deepest boundary of interest that can be had.
+        first: the first page of everything here.
+        limit: the deepest reachable boundary of interest.
     """
 
     def __init__(self, tree: Tree, *, start: int, anchor: int, limit: int) -> None:
@@ -108,7 +108,7 @@ class Inventory:
     def count(
         self, low: int, lacking: Sequence[Mask], found: Sequence[Mask], arrived: Sequence[Mask]
     ) -> None:
-        """Go on with the pages from `low` on; those before it have been counted.
+        """Count the pages from `low` on; those before it have been counted.
 
         Args:
             low: a page.
@@ -129,17 +129,17 @@ class Inventory:
         self.limit = limit
 
     def deepest(self, bounds: Bounds, least: int) -> Generator[None, None, Plan | None]:
-        """Look for the deepest boundary every component could resume from (S3).
+        """Find the deepest boundary that every component could resume from (S3).
 
-        Many boundaries are looked at at once, but for components whose reach is of another form
-        than everything, a window or a state: those are asked about one boundary after the other.
+        Many boundaries are checked at once, except for components whose reach is neither
+        everything, a window nor a state: for those one boundary after the other.
 
         Args:
             bounds: the slots it may take.
             least: the shallowest boundary to consider, in pages.
 
         Yields:
-            Now and then, so that others have a turn; the tree may change meanwhile.
+            Now and then, so that other work has a turn; the tree may change meanwhile.
 
         Returns:
             The slots the boundary takes; None if there is none.
@@ -263,7 +263,7 @@ def _count(sums: npt.NDArray[np.int32], spans: Sequence[Span]) -> int:
 
 
 def backed_on_host(tree: Tree, node: Node) -> bool:
-    """Whether HOST data may stand below a node: a root, or one whose base is on HOST (S1)."""
+    """Whether HOST data may be below a node: a root, or one whose base is on HOST (S1)."""
     if node.parent is None:
         return True
     return all(
@@ -284,7 +284,7 @@ def take_inventory(
     """The pages that must come from STORAGE, up to page `limit`; see `Inventory.count`.
 
     Yields:
-        Between any `PAGES_AT_ONCE` pages, so that others have a turn; the tree may change
+        After each `PAGES_AT_ONCE` pages, so that other work has a turn; the tree may change
         meanwhile.
     """
     anchor = matching.match(tree, key, limit).anchor
@@ -302,8 +302,8 @@ def take_inventory(
 def lacking_pages(tree: Tree, key: TokenKey, start: int, low: int, high: int) -> list[Mask]:
     """The pages of `[low, high)` of a sequence that a tree lacks, on HOST or at all.
 
-    HOST must be complete where data may not stand below a gap: for components that need every page,
-    and for the base, from `start` on (B1, T4). Elsewhere DEVICE will do.
+    HOST must be complete, from `start` on, for components that need every page and for the base,
+    whose data may not be below a gap (B1, T4). For others DEVICE suffices.
 
     Returns:
         Per component, bool `[high - low]`. A state counts for the last page before its boundary.

@@ -1,4 +1,4 @@
-"""Names that nodes of the tree and keys have for their pages in STORAGE (S8)."""
+"""Names of pages in STORAGE, kept by nodes of the tree and by keys (S8)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class PageNames:
     """Names of a node's pages in STORAGE, and which of them are known to be there (S8).
 
     Attributes:
-        hashes: the hashes of its first pages, one behind the other; others are not known yet. Of
-            a root, the one its first pages follow.
-        wanted: number of the store they are to go to, now or once they are on HOST; 0 for none.
-            Never of a node alone: its ancestors are wanted with it.
+        hashes: the hashes of its first pages, joined; others are not known yet. For a root, the
+            hash before its first pages.
+        wanted: number of the store they should go to, now or once they are on HOST; 0 for none. If
+            a node is wanted, so are its ancestors.
         offered: components whose data of all these pages was to go to `store` before, as bits.
         sent: components whose data of all these pages is on its way to a store, as bits.
         stored: components whose data of all these pages a store has acknowledged, as bits.
-        store: number of the store that did; another one does not have them.
+        store: number of that store; another one does not have them.
     """
 
     __slots__ = ("hashes", "offered", "sent", "store", "stored", "wanted")
@@ -49,7 +49,7 @@ class PageNames:
 
 
 class PageHashes(NamedTuple):
-    """Names of a key's pages, computed when they were looked for in a store: `TokenKey.hashed`.
+    """Names of a key's pages, computed for a lookup in a store: `TokenKey.hashed`.
 
     Attributes:
         owner: the tree whose names they are.
@@ -64,7 +64,7 @@ class PageHashes(NamedTuple):
     hashes: bytes | bytearray
 
     def of(self, tree: object, namespace: object, start: int, end: int) -> bytes | bytearray:
-        """The hashes that pages from `start` on have in a tree, as far as known; at most to `end`.
+        """The known hashes of pages `[start, end)` in a tree.
 
         32 bytes a page; empty if that of page `start` is unknown.
         """
@@ -74,7 +74,7 @@ class PageHashes(NamedTuple):
         return self.hashes[(start - first) * HASH_NBYTES : (end - first) * HASH_NBYTES]
 
     def name(self, tree: object, node: Node, namespace: object) -> None:
-        """Give a node, and those before it, the names that the key has, without a gap."""
+        """Give a node, and those before it, the key's names, without a gap."""
         path: list[Node] = []
         above: Node | None = node
         while above is not None and above.parent is not None and not is_named(above):

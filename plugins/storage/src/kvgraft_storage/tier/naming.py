@@ -35,7 +35,7 @@ KNOWN_NBYTES = 32 << 20
 def labels(component: TreeComponent) -> list[str]:
     """A component's names in storage, one for each slot of a page.
 
-    A payload is one HOST slot. A component with several to a page has an address for each.
+    A payload is one HOST slot; each slot of a page has its own address.
     """
     if component.is_state or component.slots_per_page == 1:
         return [component.name]
@@ -43,7 +43,7 @@ def labels(component: TreeComponent) -> list[str]:
 
 
 class Asked(Sequence[Address]):
-    """Addresses of some pages, made when they are asked for, on any thread.
+    """Addresses of some pages, made lazily, on any thread.
 
     Args:
         hashes: 32 bytes a page, from page `first` on.
@@ -121,9 +121,8 @@ class Together(Sequence[Address]):
 class Naming:
     """Page hashes and addresses for one tree.
 
-    Nodes share the hashes of pages they have in common with a key; sequences that are in no tree
-    share blocks of `BLOCK_PAGES`, by the hash they follow and all of their tokens, so that nothing
-    can be mistaken.
+    Nodes share the hashes of pages they have in common with a key. Sequences in no tree share
+    blocks of `BLOCK_PAGES`, found by the hash before and all of their tokens.
 
     Args:
         tree: the tree of the nodes.
@@ -180,7 +179,7 @@ class Naming:
     def block(
         self, parent: bytes, tokens: bytes | bytearray, at: int, page: int, end: int
     ) -> bytes:
-        """The hashes of pages `[page, end)` of one block, which follow the page called `parent`.
+        """The hashes of pages `[page, end)` of one block, after the page with the hash `parent`.
 
         `tokens` has them from its page `at` on. At most 50 µs for pages of 64 tokens.
         """
@@ -198,7 +197,7 @@ class Naming:
         return known
 
     def hashes(self, parent: bytes, tokens: bytes | bytearray) -> bytes:
-        """The hashes of the whole pages in `tokens`, which follow the page called `parent`."""
+        """The hashes of the whole pages in `tokens`, after the page with the hash `parent`."""
         size, found = self.tree.page_bytes, []
         for start in range(0, len(tokens) // size * size, size):
             parent = page_hash(parent, tokens[start : start + size])
@@ -212,7 +211,7 @@ class Naming:
         parts: Sequence[tuple[TreeComponent, npt.NDArray[np.int64]]],
         namespace: bytes,
     ) -> Asked:
-        """Where the data of some components' pages is.
+        """Addresses of the data of some components' pages.
 
         Args:
             hashes: 32 bytes a page, from page `first` on.
@@ -235,8 +234,8 @@ class Naming:
         """Recompute the hashes of every node that has some; O(pages).
 
         Raises:
-            IntegrityError: a node has others than its tokens and namespace give (S8, T10), or some
-                behind pages without any (T10), or two pages of one name follow different prefixes
+            IntegrityError: a node has wrong hashes for its tokens and namespace (S8, T10), or some
+                behind pages without any (T10), or two pages of one name have different prefixes
                 (S8, T11).
         """
         size = self.tree.page_bytes

@@ -62,26 +62,26 @@ class _Short(NamedTuple):
 class Prefetch:
     """A queued request's data on its way from STORAGE; made by `StorageTier.prefetch`.
 
-    Give it to `Cache.begin` once, when the request is to run, or cancel it: until then the data
-    that came for it stays on HOST, at most `queue_timeout_s`. Where HOST is short it waits for room
-    as long, in order of arrival, and holds nothing meanwhile. Token counts.
+    Give it to `Cache.begin` once, when the request should run, or cancel it: until then its data
+    stays on HOST, at most `queue_timeout_s`. If HOST is short it waits for room as long, in order
+    of arrival, and holds nothing meanwhile. Counts are tokens.
 
     Attributes:
         key: the request's.
         arrival: number in the order in which prefetches were started, from 1.
         anchor_tokens: tokens that could be resumed from when it was queued.
-        tokens: tokens that can be resumed from since, thanks to STORAGE; no less.
-        planned_tokens: how far the store's data would have gone, had room on HOST been no matter,
-            within `prefetch_nbytes`.
-        capped: whether `prefetch_nbytes` kept the rest of the sequence from being looked for.
+        tokens: tokens that can be resumed from now, thanks to STORAGE.
+        planned_tokens: tokens that the store's data would reach with enough room on HOST, within
+            `prefetch_nbytes`.
+        capped: whether the rest of the sequence was not looked up, because of `prefetch_nbytes`.
         limit: the deepest boundary of use, in pages.
         fetch: the fetch that brings it; None once it has ended.
-        agreed_nbytes: bytes of tokens that it is known to share with that.
+        agreed_nbytes: bytes of tokens that it is known to share with that fetch.
         shared: whether it ever waited for another request's fetch.
-        joined: whether it waits for that now.
+        joined: whether it waits for one now.
         spare: whether it takes only free HOST slots, and every page counts.
         reason: how it ended, for people; empty while it has not.
-        short_of: the reason it got nothing; None otherwise.
+        short_of: why it got nothing; None otherwise.
         waits: whether it waits for room on HOST now, and no fetch is under way for it.
         begun: whether a request began with it.
     """
@@ -151,7 +151,7 @@ class Prefetch:
 
     @property
     def timed_out(self) -> bool:
-        """Whether it is not waited for any longer, though more may come until `begin` takes it."""
+        """Whether its request need not wait, though more may come until `begin` takes it."""
         waits = self._policy is PrefetchPolicy.TIMEOUT and not self.ended
         return waits and self._clock() >= self._deadline
 
@@ -185,14 +185,14 @@ class Prefetch:
 
 
 class Prefetching:
-    """Starts fetches, shares them, bounds them and takes in their pages.
+    """Starts fetches, shares them, bounds them and publishes their pages.
 
     Attributes:
         counts: how prefetches went, by name.
-        in_vain: why they gained nothing, numbers left out, and how often.
+        in_vain: why they gained nothing, without numbers, and how often.
         in_flight: fetches that have begun and not ended, by their `id()`.
-        deliveries: data that came and waits for its request to begin.
-        frees_host: tells whether others than prefetches hold slots of HOST that they will free.
+        deliveries: fetched data that waits for its request to begin.
+        frees_host: whether others than prefetches hold slots of HOST that they will free.
     """
 
     new_fetch: type[Fetch] = Fetch
@@ -226,14 +226,14 @@ class Prefetching:
 
     @property
     def n_in_flight(self) -> int:
-        """Fetches under way, those to begin, and those given up but not yet over.
+        """Fetches under way, those to begin, and those abandoned but not yet over.
 
         Those that wait for room are not among them.
         """
         return len(self.in_flight) + len(self._draining) + len(self._told)
 
     def start(self, key: TokenKey, limit: int | None = None, *, spare: bool = False) -> Prefetch:
-        """Look for a sequence's data in STORAGE; returns at once.
+        """Look up a sequence's data in STORAGE; returns at once.
 
         Args:
             key: the sequence.
@@ -255,7 +255,7 @@ class Prefetching:
         return prefetch
 
     def resume(self, prefetch: Prefetch, time: Slice) -> None:
-        """Let one that was just started go on at once, for a slice of time."""
+        """Run a prefetch that was just started at once, for a slice of time."""
         fetch = prefetch.fetch
         while fetch is not None and not prefetch.joined and prefetch.fetch is fetch:
             stepped = self._tell_next() if fetch.ended else self._step(fetch)
@@ -265,7 +265,7 @@ class Prefetching:
     def take(self, prefetch: Prefetch, key: TokenKey, time: Slice) -> None:
         """The request of `key` begins: publish the pages that arrived for it (S5, S6).
 
-        Pages for which there is no time now are published in the polls that follow.
+        Pages for which there is no time now are published in later polls.
 
         Raises:
             LeaseError: it was cancelled or taken before, or is of another sequence or cache.
@@ -305,7 +305,7 @@ class Prefetching:
         prefetch.cancelled = True
 
     def poll(self) -> None:
-        """Free the slots that abandoned calls have released, and ask again where room came.
+        """Free the slots that abandoned calls have released, and retry where room came.
 
         Never waits.
         """
@@ -329,7 +329,7 @@ class Prefetching:
         return False
 
     def stop(self, reason: str, namespaces: Container[object] | None = None) -> None:
-        """End what is under way, in some namespaces or in all; nothing more of it is published."""
+        """End prefetches under way, in some namespaces or in all, without publishing more."""
         told = list(self._told)
         self._told.clear()
         for each in told:

@@ -1,7 +1,7 @@
-"""Finds out which pages before a tail the store lost, before the tail is stored.
+"""Finds the pages before a tail that the store lost, before the tail is stored.
 
-A full store evicts pages that the tree knows as stored. A tail is of no use without the pages
-before it, so the store is asked for them first. `Storing` then stores the missing ones again, from
+A full store evicts pages that the tree knows as stored. A tail is useless without the pages before
+it, so the tier asks the store for them first. `Storing` then stores the missing ones again, from
 HOST and root first, as far as the allowance goes, or leaves the tail out.
 """
 
@@ -25,22 +25,22 @@ WRITTEN_OVER_OFFERED = 1.25
 """Most bytes written over the bytes offered, where heads are stored again."""
 
 NODES_AT_ONCE = 64
-"""Nodes that are looked at before anybody else has a turn."""
+"""Nodes that are visited before other work has a turn."""
 
 
 class Allowance:
     """Bounds the bytes that are written more than once.
 
     Attributes:
-        offered: bytes of data that was to be stored, each counted once.
-        written: bytes sent to the store, again and again.
+        offered: bytes of data to store, each counted once.
+        written: bytes sent to the store, each time counted.
     """
 
     def __init__(self) -> None:
         self.offered = self.written = 0.0
 
     def covers(self, nbytes: int) -> bool:
-        """Whether so many bytes more may be written, heads that are stored again among them."""
+        """Whether this many more bytes may be written, restored heads included."""
         return self.written + nbytes <= WRITTEN_OVER_OFFERED * self.offered
 
 
@@ -50,7 +50,7 @@ class Missing(NamedTuple):
     Attributes:
         node: the node, or the last part of it if it was split since.
         first: the page it began at.
-        components: those that lost some of it.
+        components: those that lost some data.
         nbytes: bytes that the store lost.
     """
 
@@ -61,10 +61,10 @@ class Missing(NamedTuple):
 
 
 class PrefixProbe(NamedTuple):
-    """A question to the store for the pages before a tail.
+    """A lookup in the store of the pages before a tail.
 
     Attributes:
-        ticket: of the question.
+        ticket: of the lookup.
         end: the page the tail begins at.
         pieces: per run of addresses, the component, and the pages `[low, high)`.
     """
@@ -76,16 +76,16 @@ class PrefixProbe(NamedTuple):
     def missing(
         self, context: TierContext, parent: Node
     ) -> Generator[None, None, list[Missing] | None]:
-        """Forget that the missing pages are stored; for when the ticket is done.
+        """Forget that the missing pages are stored; call it when the ticket is done.
 
-        Pages that the store did not tell of count as there.
+        Pages without an answer count as there.
 
         Args:
             context: of the tier.
             parent: the node that the tail follows.
 
         Yields:
-            Now and then, so that others have a turn.
+            Now and then, so that other work has a turn.
 
         Returns:
             The data to store again, root first; None if HOST lacks data that every later page
@@ -130,7 +130,7 @@ class PrefixProbe(NamedTuple):
 def probe_prefix(
     context: TierContext, parent: Node, boundary: int
 ) -> Generator[None, None, PrefixProbe | None]:
-    """Ask the store for the pages up to a node's end that its components need at a boundary.
+    """Look up the pages up to a node's end that its components need at a boundary.
 
     Data on its way to the store counts as there.
 
@@ -140,10 +140,10 @@ def probe_prefix(
         boundary: a later page.
 
     Yields:
-        Now and then, so that others have a turn.
+        Now and then, so that other work has a turn.
 
     Returns:
-        The question; None if there is nothing to ask.
+        The lookup; None if there is none to make.
     """
     path = yield from _path(parent)
     root = path[0].parent if path else None

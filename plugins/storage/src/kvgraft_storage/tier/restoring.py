@@ -1,4 +1,4 @@
-"""A restarted process fills HOST with the data its predecessor used last."""
+"""Fills HOST after a restart with the data that was used last before it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ AT_A_TIME = 4
 class Restoring:
     """Prefetches the boundaries of a snapshot, most recently used first, while HOST has room.
 
-    Nothing is evicted for it, and it goes on with the cache's polls, beside requests.
+    It evicts nothing, and runs in the cache's polls, beside requests.
 
     Attributes:
         n_boundaries: number of boundaries.
-        tokens: tokens that can be resumed from since; shared pages are counted once.
+        tokens: tokens that can be resumed from now; shared pages count once.
     """
 
     def __init__(self, prefetching: Prefetching, boundaries: Sequence[Boundary]) -> None:
@@ -35,7 +35,7 @@ class Restoring:
 
     @property
     def ended(self) -> bool:
-        """Whether all was tried that there is room for."""
+        """Whether everything was tried for which there is room."""
         return not self._left and not self._under_way
 
     @property
@@ -44,7 +44,7 @@ class Restoring:
         return len(self._left) + len(self._under_way)
 
     def poll(self) -> None:
-        """Take in arrived pages, start more prefetches; never waits."""
+        """Process arrived pages, start more prefetches; never waits."""
         for boundary, prefetch in [each for each in self._under_way if each[1].ended]:
             self._under_way.remove((boundary, prefetch))
             self._count(boundary, prefetch)

@@ -19,7 +19,7 @@ __all__ = ["Draining", "Rows", "Slabs"]
 
 
 class Draining(NamedTuple):
-    """Slots that a call given up may still write to; free once its ticket is done."""
+    """Slots that an abandoned call may still write to; free once its ticket is done."""
 
     ticket: StorageTicket
     slots: list[tuple[Ledger, bytes]]
@@ -30,7 +30,7 @@ class Rows(Buffers):
     """The memory of some slots, looked up on a worker's thread.
 
     Args:
-        parts: per component, all its rows and the slots wanted of them, int32 `[n]`.
+        parts: per component, all its rows and the wanted slots, int32 `[n]`.
     """
 
     def __init__(self, parts: Sequence[tuple[npt.NDArray[Any], npt.NDArray[np.int32]]]) -> None:

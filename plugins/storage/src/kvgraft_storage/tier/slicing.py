@@ -1,8 +1,7 @@
 """Limits the time that the storage tier takes at once on the scheduler's thread.
 
-Work per page is done in steps, none of which takes more than a fraction of a
-millisecond. A call goes on with steps until its slice of time is spent, each task one step in turn;
-the rest is for the next call.
+Work per page is done in steps of at most a fraction of a millisecond. A call runs steps until its
+slice of time is spent, one step of each task in turn; the rest is left to the next call.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import NamedTuple
 __all__ = ["Pace", "Slice"]
 
 SLICE_S = 0.0006
-"""Seconds after which a call begins no further step; the last one comes on top."""
+"""Seconds after which a call begins no further step."""
 
 
 class Slice:
@@ -38,7 +37,7 @@ class Slice:
 
 
 class Pace(NamedTuple):
-    """Gives out slices.
+    """Makes slices.
 
     Attributes:
         timer: monotonic, in seconds.

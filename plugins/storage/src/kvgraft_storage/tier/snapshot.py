@@ -2,8 +2,8 @@
 
     "KVGRSNAP", version (u32), length of the rest (u64), its XXH3-128, the rest
 
-The rest is one canonical value (see `kvgraft_storage.canonical`). Content is not in it: the store
-has that, and data lost meanwhile is a miss.
+The rest is one canonical value (see `kvgraft_storage.canonical`). The content itself is in the
+store, and data lost meanwhile is a miss.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Boundary(NamedTuple):
     pages: int
 
     def key(self) -> TokenKey:
-        """The sequence; put together when it is asked for, since sequences share most of it."""
+        """The sequence; built on demand, since sequences share most of it."""
         namespace, records = self.space
         parts: list[bytes] = []
         number = self.number

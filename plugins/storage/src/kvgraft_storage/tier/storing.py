@@ -1,4 +1,4 @@
-"""HOST to STORAGE: reused data, or all data, by policy, is stored in the background (S6)."""
+"""HOST to STORAGE: stores reused data, or all data, by policy, in the background (S6)."""
 
 from __future__ import annotations
 
@@ -28,27 +28,27 @@ __all__ = ["Sent", "Storing", "parts_of"]
 HOST = Tier.HOST
 
 BACKLOG = 65_536
-"""Most nodes that wait to be stored; of more the oldest are let go of, and counted."""
+"""Most nodes that wait to be stored; beyond it the oldest are dropped and counted."""
 
 
 RETRY_S = 0.5
-"""Seconds between two tries to store data that a working store did not take."""
+"""Seconds between two tries to store data that a working store refused."""
 
 
 FULL_S = 5.0
-"""Seconds for which a store that was full is offered nothing that is used again."""
+"""Seconds for which a full store is offered no reused data."""
 
 MOST_ASKED = 64
-"""Tails for whose heads the store is asked at a time, and nodes of one tail."""
+"""Tails whose heads are looked up at a time, and nodes of one tail."""
 
 RESUMED_S = 1.0
-"""Seconds between two questions about boundaries that requests resumed from and did not follow."""
+"""Seconds between two lookups of boundaries that requests resumed from without growing."""
 
 RESUMED_PAGES = 32_768
-"""Pages before such boundaries that are asked for at once, but for the last one's."""
+"""Pages before such boundaries that are looked up at once, without the last one's."""
 
 MOST_RESUMED = 4096
-"""Such boundaries that wait; of more the oldest are let go of."""
+"""Most such boundaries that wait; beyond it the oldest are dropped."""
 
 
 class _Waiting(NamedTuple):
@@ -154,7 +154,7 @@ class Storing(TreeObserver):
         start: int,
         source: Tier | None,
     ) -> None:
-        """Data of a node that came to HOST is stored, where the policy or a use asks for it."""
+        """Data of a node came to HOST: store it, if the policy or a use requires it."""
         del component, start, source
         if tier is not HOST:
             return
@@ -165,7 +165,7 @@ class Storing(TreeObserver):
     def matched(self, anchor: Node) -> None:
         """A request resumes at `anchor`: data used a second time is worth storing.
 
-        With write-through it is there, unless the store was attached since.
+        With write-through it is stored already, unless the store was attached since.
         """
         self.context.touching.used(anchor)
         store = self.context.client.store_number
@@ -197,7 +197,7 @@ class Storing(TreeObserver):
             del self._resumed[next(iter(self._resumed))]
 
     def hurry(self) -> None:
-        """Ask about the boundaries that wait at once."""
+        """Look up the waiting boundaries at once."""
         self._resumed_at = self._clock()
 
     @property
@@ -233,7 +233,7 @@ class Storing(TreeObserver):
     # -- going on
 
     def poll(self) -> None:
-        """Take in finished writes, and send again where due; never waits.
+        """Process finished writes, and send again where due; never waits.
 
         Data that a store refused because it failed is sent again once the breaker is closed (S7).
         """
@@ -252,7 +252,7 @@ class Storing(TreeObserver):
             self._backlog.clear()
 
     def step(self) -> bool:
-        """Take in something that was stored, or send something that waits; false if none is."""
+        """Process a finished write, or send a waiting node; false if there is none."""
         if self._done:
             self._take_in(self._done.popleft())
             return True
@@ -415,7 +415,7 @@ class Storing(TreeObserver):
         return component.n_slots(node) * self.context.slabs.nbytes[component.index]
 
     def stop(self) -> None:
-        """Send nothing more; writes under way are cancelled and end with the next polls."""
+        """Send nothing more; cancelled writes end with the next polls."""
         self.counts["dropped, no store"] += len(self._backlog) + len(self._failed)
         if self._sending is not None:
             self.counts["dropped, no store"] += 1

@@ -44,7 +44,7 @@ __all__ = ["StorageTier", "fingerprint_of"]
 NOBODY: Mapping[int, Request] = MappingProxyType({})
 
 STEP_S = 0.002
-"""Pause between two looks while draining."""
+"""Pause between two polls while draining."""
 
 
 def fingerprint_of(
@@ -53,7 +53,7 @@ def fingerprint_of(
     """The fingerprint of this cache's data: its model and memory layout (S8).
 
     Raises:
-        ConfigError: a component that keeps nothing on HOST, named; a value without canonical bytes.
+        ConfigError: a component without a HOST mirror, named; a value without canonical bytes.
     """
     geometry: dict[str, object] = {}
     dtypes = set()
@@ -104,9 +104,9 @@ class StorageTier:
         client: the supervised store, with its counters.
         storing: nodes on their way to the store.
         prefetching: prefixes on their way back.
-        touching: tells the store which pages are used while DEVICE or HOST serves them.
-        busy: whether the last `poll` ended for want of time: the next one need not be waited for.
-        on_prefetch: called with every prefetch of a queued request that starts; None for nobody.
+        touching: notifies the store of pages that DEVICE or HOST serves.
+        busy: whether the last `poll` left work because its time was up: poll again without a pause.
+        on_prefetch: called with every prefetch of a queued request that starts; None for no call.
 
     Raises:
         ConfigError: a store that cannot be opened, or components that cannot be stored.
@@ -157,12 +157,12 @@ class StorageTier:
     # -- the store
 
     def attach(self, backend: StorageBackend) -> None:
-        """Take an open store into use; it is closed with the cache or when it is detached (S11).
+        """Use an open store from now on; it is closed with the cache or when it is detached (S11).
 
-        Open it on another thread while the cache serves: that may take as long as its index.
+        Open it on another thread while the cache serves: reading its index takes time.
 
         Raises:
-            ConfigError: there is one already, or it is still being detached.
+            ConfigError: there is one already, or one is still being detached.
             LeaseError: the cache is closed.
         """
         self._expect_open()
@@ -172,7 +172,7 @@ class StorageTier:
         """Detach the store while serving: drain, stop, release (S11).
 
         Prefetches end; data waiting to be stored is dropped and counted, and so is data still on
-        its way to HOST: `Cache.drain` first keeps it. Go on polling until the ticket is done.
+        its way to HOST: `Cache.drain` first keeps it. Keep polling until the ticket is done.
         """
         ticket = self.client.detach(deadline_s)
         self._stop_fetching("the store was detached")
@@ -184,7 +184,7 @@ class StorageTier:
     def clear(self) -> StorageTicket:
         """Remove everything from the store; the tree's notes of stored data are cleared.
 
-        Data stored until the ticket is done may be removed or not; it counts as removed.
+        Data stored before the ticket is done may survive; it counts as removed.
         """
         self._expect_open()
         self.client.forget_store()
@@ -192,7 +192,7 @@ class StorageTier:
         return self._clearing
 
     def ask_store(self, timeout_s: float) -> StoreStats | None:
-        """The store's content now; waits for its answer, and is None if none came in time."""
+        """The store's content now; waits for its answer, and returns None if none came in time."""
         ticket = self.client.ask("stats", lambda store: store.stats())
         ticket.wait(timeout_s)
         found = ticket.value
@@ -216,7 +216,7 @@ class StorageTier:
         return prefetch
 
     def cancel(self, prefetch: Prefetch) -> None:
-        """The request was given up before it began."""
+        """Give up a prefetch whose request will not begin."""
         self.prefetching.cancel(prefetch, self.pace.slice())
 
     # -- warm restart
@@ -235,7 +235,7 @@ class StorageTier:
         return write_snapshot(_path(path), self.tree, self.fingerprint.digest, store)
 
     def load(self, path: str | Path) -> Restoring:
-        """Fill HOST with the data a predecessor used last, while requests are served.
+        """Fill HOST with the data that was used last before a restart, while requests are served.
 
         Raises:
             SnapshotError: a file that is missing, damaged, or of another model or layout.
@@ -250,9 +250,9 @@ class StorageTier:
     # -- for the cache
 
     def cleared(self, namespaces: Collection[object] | None) -> None:
-        """The cache drops some namespaces, or all: nothing more of theirs is brought for now.
+        """The cache drops some namespaces, or all: prefetches under way publish no more of them.
 
-        The store keeps its data. A prefetch that begins later finds it.
+        The store keeps its data. A later prefetch finds it.
         """
         reason = "the cache was cleared"
         if namespaces is None:
@@ -262,7 +262,7 @@ class StorageTier:
         self.prefetching.deliveries.let_go_of(namespaces)
 
     def give_way(self) -> Delivery | None:
-        """Give up data kept for the request that came last, for one that needs the room (A8).
+        """Unpin the data kept for the request that came last, for one that needs the room (A8).
 
         Returns:
             The data that gave way, for `take_back` if it was not enough; None if there is no more.
@@ -270,7 +270,7 @@ class StorageTier:
         return self.prefetching.deliveries.give_way()
 
     def take_back(self, given: Sequence[Delivery]) -> None:
-        """Keep data again that `give_way` gave up, as it was not enough (A9)."""
+        """Pin again the data that `give_way` unpinned, if it was not enough (A9)."""
         self.prefetching.deliveries.take_back(given)
 
     def _expect_open(self) -> None:
@@ -287,7 +287,7 @@ class StorageTier:
         )
 
     def before_begin(self, key: TokenKey, prefetch: Prefetch | None) -> None:
-        """A request begins, with the pages that arrived for it.
+        """A request will begin: publish the pages that arrived for it.
 
         Raises:
             ConfigError: its namespace has no name in storage.
@@ -302,9 +302,9 @@ class StorageTier:
             self.tree.release_root(root)
 
     def poll(self) -> None:
-        """Go on with everything under way, for a slice of time; never waits.
+        """Continue all work under way, for a slice of time; never waits.
 
-        Prefetches, writes and touches have a step in turn, and prefetches among themselves.
+        Prefetches, writes and touches take turns, and so do prefetches among themselves.
         """
         time, self.busy = self.pace.slice(), False
         self.client.poll()
@@ -329,17 +329,17 @@ class StorageTier:
 
     @property
     def n_in_flight(self) -> int:
-        """Prefetches and stores under way; not those that wait for room on HOST."""
+        """Prefetches and writes under way; not those that wait for room on HOST."""
         restoring = 0
         if self.restoring is not None and self.client.attached:
             restoring = self.restoring.n_in_flight
         return self.prefetching.n_in_flight + self.storing.n_in_flight + restoring
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait for everything under way, at most `timeout_s` seconds; whether all ended.
+        """Wait for all work under way, at most `timeout_s` seconds; whether all ended.
 
-        Prefetches that wait for room on HOST are not waited for: room comes as requests run. Last,
-        the store is notified of the uses that it has not heard of.
+        It does not wait for prefetches that wait for room on HOST: room comes as requests run.
+        Last, it notifies the store of pending uses.
         """
         deadline = time.monotonic() + timeout_s
         self.storing.hurry()
@@ -382,7 +382,7 @@ class StorageTier:
         ]
 
     def receipts(self) -> list[Receipt]:
-        """Pins on HOST that prefetches and stores hold, for integrity checks."""
+        """Pins on HOST that prefetches and writes hold, for integrity checks."""
         return self.prefetching.receipts() + self.storing.receipts()
 
     def counts(self) -> dict[str, int]:
@@ -393,7 +393,7 @@ class StorageTier:
         return found | self.client.counters.snapshot()
 
     def stats(self) -> StorageStats:
-        """A copy of the counts; another thread may ask for it."""
+        """A copy of the counts; another thread may call it."""
         keys: dict[str, dict[str, int]] = {}
         for name, n in self.client.counters.snapshot().items():
             verb, _, status = name.partition(".")

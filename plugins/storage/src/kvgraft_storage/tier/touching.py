@@ -1,10 +1,9 @@
-"""Tells the store which of its pages are used while DEVICE or HOST serves them.
+"""Notifies the store of pages that are used while DEVICE or HOST serves them.
 
-A full store evicts the data least recently used. The head of a growing conversation is
-served from memory at every turn, so the store would never hear of it, evict it, and keep tails that
-nobody can use. Data that requests resume from is therefore touched: the pages that each component
-needs there, from the end of the sequence to its start, so that a page is never older than one after
-it.
+A full store evicts the least recently used data. The head of a growing conversation is served from
+memory at every turn. Without notice the store would evict it and keep useless tails. So data that
+requests resume from is touched: the pages that each component needs there, from the end of the
+sequence to its start, so that a page is never older than one after it.
 """
 
 from __future__ import annotations
@@ -31,17 +30,17 @@ SHARE = 20
 """A round begins no sooner than this multiple of the last one's duration after its end."""
 
 MOST_ANCHORS = 4096
-"""Boundaries that wait for the next round; of more the oldest are left out, and counted."""
+"""Most boundaries that wait for the next round; beyond it the oldest are left out and counted."""
 
 MOST_PAGES = 32_768
-"""Pages of one round; those used longest ago are left out, and counted."""
+"""Most pages of one round; the least recently used are left out and counted."""
 
 NODES_AT_ONCE = 64
-"""Nodes that are looked at before anybody else has a turn."""
+"""Nodes that are visited before other work has a turn."""
 
 
 class Touching:
-    """Collects the pages that requests resumed from, and tells the store in rounds.
+    """Collects the pages that requests resumed from, and touches them in rounds.
 
     Attributes:
         counts: boundaries by outcome.
@@ -83,20 +82,20 @@ class Touching:
 
     @property
     def under_way(self) -> bool:
-        """Whether a round has not ended, or is to begin."""
+        """Whether a round is running or due."""
         if self._round is not None or self._ticket is not None:
             return True
         return bool(self._anchors) and self._client.touches and self._clock() >= self._next_at
 
     def stop(self) -> None:
-        """Drop pages not touched yet: the store is gone, or is another one."""
+        """Drop pages not touched yet: the store was detached or replaced."""
         self._anchors.clear()
         self._round = None
         if self._ticket is not None:
             self._ticket.cancel()
 
     def step(self) -> bool:
-        """Go on with a round, or begin one; false if there is nothing to do."""
+        """Continue a round, or begin one; false if there is none."""
         if self._ticket is not None:
             if not self._ticket.done:
                 return False

@@ -52,7 +52,7 @@ class Answered(NamedTuple):
 
     Attributes:
         query: the request.
-        demand: the component's, or where it answers None the core's.
+        demand: the component's, or the core's if that is None.
         default: the core's, from the reach.
         per_page: slots of a page.
         is_own: whether the component answered.
@@ -180,7 +180,7 @@ LONG_PAGES = (50, 100, 400, 800)
 """Pages of prompts that are much longer than a small window."""
 
 MAX_DEMAND_FACTOR = 2
-"""A component may ask for this multiple of the core's demand, and eight pages more."""
+"""A component may demand this multiple of the core's demand, plus eight pages."""
 
 
 def _long(page_size: int) -> Iterator[DemandQuery]:

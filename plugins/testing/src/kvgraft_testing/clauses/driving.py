@@ -1,6 +1,6 @@
 """Clauses that the state machine decides, rule by rule.
 
-The machine runs once per component; each clause here asks what came of it. A run that ends at one
+The machine runs once per component; each clause here reads its result. A run that ends at one
 broken rule leaves the others undecided.
 """
 

@@ -1,4 +1,4 @@
-"""Objects that a component holds: pools, memory, and lists that its hooks may keep books in."""
+"""Objects that a component holds: pools, memory, and collections that its hooks may use."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def owned(component: Component) -> dict[int, str]:
 
 
 def memory(component: Component) -> list[tuple[str, int, int]]:
-    """Per plane of each pool its name, its first address and the one behind its last."""
+    """Per plane of each pool its name and its half-open range of addresses."""
     found = []
     for tier, pool in (("device", component.device), ("host", component.host)):
         for spec, lanes in zip(pool.specs, pool.lanes) if pool is not None else ():
@@ -87,7 +87,7 @@ def _inside(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def use(mounted: Mounted, page_size: int) -> None:
-    """Ask every hook as a request and two transfers would."""
+    """Call every hook as for a request and two transfers."""
     if mounted.finalize_match_result is not None:
         mounted.finalize_match_result(MatchView(3, 1, 4, 6, 2))
     if mounted.budget_contribution is not None:

@@ -67,7 +67,7 @@ def copies_for(mounted: Mounted, query: TransferQuery) -> list[PlaneCopy]:
 
 
 SHARES = (1, 2, 3, N_SLOTS, 1 << 30)
-"""Slots of a transfer, at most; the last are all there are."""
+"""Most slots of a transfer; the last number means all slots."""
 
 
 def bad_copies(subject: Subject) -> ContractViolation | None:

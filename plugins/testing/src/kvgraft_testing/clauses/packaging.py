@@ -83,7 +83,7 @@ points = importlib_metadata.entry_points(group=ENTRY_POINT_GROUP, name=name)
 point.load().declare_component()
 sys.exit("torch" in sys.modules)
 """
-"""Imports one component's package and no other, and says who imports torch."""
+"""Imports one component's package and no other, and names the importer of torch."""
 
 
 @clause("P2", "Loading and declaring the component imports no torch.", needs=_installed)

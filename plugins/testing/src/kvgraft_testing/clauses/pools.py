@@ -138,7 +138,7 @@ def _numbers(slots: bytes | None) -> list[int]:
     "back than it handed out.",
 )
 def slots_are_handed_out_once(subject: Subject) -> None:
-    """One slot given back twice while others are out is found by `check_integrity()` alone."""
+    """Only `check_integrity()` finds a slot that was freed twice while others are out."""
     for name, pool in _allocators(subject):
         wanted = list(range(pool.capacity))
         for n_slots in (1, 2, 5, pool.capacity):

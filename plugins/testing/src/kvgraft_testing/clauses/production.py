@@ -1,7 +1,7 @@
 """The component without the suite around it, and its effects on its surroundings (P9, P10, D1).
 
-These are looked at first: nothing can be asked of a component that blocks or ends the process, and
-where a hook raises, or answers differently each time, other clauses fail for that reason alone.
+These run first: a component that blocks or ends the process cannot be checked further, and if a
+hook raises, or answers differently each time, other clauses fail for that reason alone.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ ANSWERING = {
     "R2": ("build_hicache_transfers",),
     "A1": ("budget_contribution",),
 }
-"""The hooks that break a rule by raising, or by answering in another form."""
+"""The hooks that break a rule by raising, or by returning a wrong type."""
 
 
 def _has(hooks: tuple[str, ...], subject: Subject) -> str | None:

@@ -17,25 +17,25 @@ from kvgraft_testing.subject import Subject
 __all__ = ["boundaries"]
 
 PAGE_SIZES = (1, 3, 4, 16)
-"""Page sizes, in tokens, at which terms are asked: aligned with their numbers, and not."""
+"""Page sizes, in tokens, at which terms are checked: aligned with their numbers, and not."""
 
 SHORT = 12
-"""Every boundary up to this one is looked at, in pages."""
+"""Every boundary up to this one is checked, in pages."""
 
 LONGEST = 20_000
-"""Up to this boundary, in tokens, every token before one is asked; behind it some of them."""
+"""Up to this boundary, in tokens, every token before one is checked; beyond it some of them."""
 
 BETWEEN = (1_000, 4_099, 9_001)
-"""Boundaries at which every term is asked for every token, in tokens: wherever its numbers lie."""
+"""Boundaries, in tokens, at which every term is checked for every token, whatever its numbers."""
 
 BLOCK = 48
-"""Tokens that are asked together: whole pages of all sizes."""
+"""Tokens that are checked together: whole pages of all sizes."""
 
 FAR = (700 * BLOCK, 2_731 * BLOCK, 5_462 * BLOCK)
-"""Boundaries behind `LONGEST` at which every term is asked, in tokens; the last is above 2^18."""
+"""Boundaries beyond `LONGEST` at which every term is checked, in tokens; the last is above 2^18."""
 
 N_SPREAD = 24
-"""Blocks that are asked before such a boundary, besides those at the ends of the needed tokens."""
+"""Blocks that are checked before such a boundary, beside those at the needed tokens' ends."""
 
 
 def _has_pages(subject: Subject) -> str | None:
@@ -43,7 +43,7 @@ def _has_pages(subject: Subject) -> str | None:
 
 
 def boundaries(terms: tuple[Term, ...], page_size: int) -> list[int]:
-    """Page boundaries at which terms are asked: the first, fixed ones, and near their numbers."""
+    """Page boundaries at which terms are checked: the first, fixed ones, and near their numbers."""
     numbers = {number for term in terms for number in numbers_of(term)}
     marks = {number * times for number in numbers for times in (1, 2, 3)} | {sum(numbers)}
     near = {mark // page_size + step for mark in marks for step in (-1, 0, 1, 2)}

@@ -1,4 +1,4 @@
-"""Whether a component goes on working when the core moves to a later minor version (P3)."""
+"""Whether a component keeps working when the core moves to a later minor version (P3)."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _demands(subject: Subject, form: Form) -> list[object]:
 
 
 class Asked(NamedTuple):
-    """Hooks that are asked together: if a component has one of them, it is asked.
+    """Hooks that are called together, if a component has one of them.
 
     Attributes:
         hooks: their names.
@@ -133,7 +133,7 @@ ASKED = (
     ),
     Asked(("budget_contribution",), _demands),
 )
-"""Every hook that is given a query."""
+"""Every hook that takes a query."""
 
 
 def _is_asked(subject: Subject) -> str | None:

@@ -36,7 +36,7 @@ STYLES = {
 }
 
 LINE_EVERY_S = 30.0
-"""Between two lines of progress, where standard error is no terminal."""
+"""Seconds between two lines of progress, where standard error is no terminal."""
 
 HEADER = (
     "A clause is a rule and its check. RULE-driven: a state machine makes random calls of a cache "
@@ -121,9 +121,9 @@ def check(
 
 @contextmanager
 def shown_working(work: str) -> Iterator[None]:
-    """Say that the work goes on: a spinner on a terminal, elsewhere a line now and then.
+    """Show that the work goes on: a spinner on a terminal, elsewhere a line now and then.
 
-    The state machine is most of the time, and ends no clause before it ends: so a clock says it.
+    The state machine takes most of the time without a result, so a clock triggers the lines.
     """
     waiting = Console(stderr=True)
     if waiting.is_terminal:

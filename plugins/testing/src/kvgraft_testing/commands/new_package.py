@@ -17,7 +17,7 @@ from kvgraft.errors import ConfigError
 __all__ = ["expect_name", "into_option", "render", "show", "write"]
 
 NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-"""Names that serve as a plugin's, a distribution's and, with underscores, a module's."""
+"""Names that work for a plugin, a distribution and, with underscores, a module."""
 
 PREFIX = "kvgraft-"
 
@@ -31,7 +31,7 @@ into_option = click.option(
 
 
 def expect_name(what: str, name: str, owners: Mapping[str, str]) -> None:
-    """Refuse a name that does not serve or is taken.
+    """Refuse a name that is invalid or taken.
 
     Args:
         what: "component" or "policy".
@@ -39,7 +39,7 @@ def expect_name(what: str, name: str, owners: Mapping[str, str]) -> None:
         owners: the distributions that have names already, by name.
 
     Raises:
-        ConfigError: with a name that would serve.
+        ConfigError: with a name that would work.
     """
     if name.startswith(PREFIX):
         raise ConfigError(
@@ -98,10 +98,10 @@ def write(name: str, contents: Mapping[str, str], into: Path) -> Path:
     Args:
         name: the plugin's name.
         contents: of the files, by relative path.
-        into: where to make its directory; made as well if need be.
+        into: where to make its directory; it is made if missing.
 
     Raises:
-        ConfigError: a directory that exists or cannot be written; nothing is left behind.
+        ConfigError: a directory that exists or cannot be written; no file stays.
     """
     package = into / f"{PREFIX}{name}"
     try:

@@ -26,13 +26,13 @@ resuming        where requests can be resumed from, and the data they leave ther
 pins            prefixes that are pinned, and stay
 publishing      data the tree must adopt of it
 observing       the tree's content, as plain dictionaries
-watching        readers of events, who are told exactly what the tree has
+watching        readers of events, which must match the tree exactly
 checks          conditions between two snapshots
 legality        whether evictions were allowed, with tiers and recency
-payloads        bytes that say which tokens they were computed from
+payloads        bytes that identify the tokens they were computed from
 engines         transfers that run, fail and time out on demand; streams: those of the simulated
                 device, accelerators: those of a device of torch's
-memory          rows of pools to write and to look at, wherever they are
+memory          rows of pools to write and to read, on any device
 hooks           hook calls, watched
 judging         broken rules as `ContractViolation`
 setups          component sets, with sizes, fitting and companions in components

@@ -1,8 +1,8 @@
-"""The engine of accelerators on a device of torch's: copies run early, and the host learns late.
+"""The engine of accelerators on a torch device: copies run early, and the host learns late.
 
-Copies are submitted to the device at once, behind the model's steps, and run when the device gets
-there. The host learns that they ended, or is told that they failed, when the caller says so: then
-it waits for the device.
+Copies are submitted to the device at once, after the model's steps, and run when the device gets
+there. The caller decides when the host learns that they ended or failed: then it waits for the
+device.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kvgraft_testing.machine.engines import PromptedTransferEngine
 __all__ = ["PromptedAcceleratorEngine", "small_accelerator"]
 
 SMALL = CopySizes(3072, 512, 100, piece_nbytes=128, group_nbytes=256, few_nbytes=100, n_streams=2)
-"""For pools of some pages: every way that a device has is taken, and the ring goes round."""
+"""For pools of some pages: copies take every way of the device, and the ring wraps around."""
 
 DEVICE_S = 60.0
 """Seconds for which copies of some pages are waited for."""
 
 
 def small_accelerator(name: str) -> Accelerator:
-    """A device of torch's, for caches of some pages.
+    """A torch device, for caches of some pages.
 
     Raises:
-        ConfigError: torch has it not here, or not its streams.
+        ConfigError: torch lacks it here, or its streams.
     """
     return Accelerator(name, SMALL)
 
@@ -66,7 +66,7 @@ class _Streams(StreamTransferEngine):
 
 
 class PromptedAcceleratorEngine(PromptedTransferEngine):
-    """Copies on streams of a device of torch's; see `PromptedTransferEngine`.
+    """Copies on streams of a torch device; see `PromptedTransferEngine`.
 
     Args:
         name: as torch names it.

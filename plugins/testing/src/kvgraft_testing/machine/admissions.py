@@ -27,10 +27,10 @@ class Admissions:
     def left_alone(
         self, live: Live, standing: dict[str, Any], pinned: list[tuple[Any, ...]] | None
     ) -> None:
-        """A refused request is as before, and so is the tree; `pinned` if not matched again.
+        """A refused request is unchanged, and so is the tree; `pinned` if not matched again.
 
-        Of one that may be admitted later, a chunk that could never fit has shrunk to whole pages
-        (A6), and points whose states could never fit are left out of its demand.
+        If it may be admitted later, a chunk that could never fit has shrunk to whole pages (A6),
+        and points whose states could never fit are left out of its demand.
         """
         request, name, size = live.request, live.name, self.model.page_size
         free = (
@@ -173,7 +173,7 @@ class Admissions:
         return outcome
 
     def end_of_chunk(self, live: Live, n_tokens: int) -> None:
-        """A chunk ends the prompt or a page, if it reaches one, and runs over no state to keep."""
+        """A chunk ends the prompt or a page, if it reaches one, and passes no state to keep."""
         size, end = self.model.page_size, live.computed + n_tokens
         whole = end == live.prompt or not end % size or end // size * size <= live.computed
         said = f"{live.name} at {live.computed} of {live.prompt} gets a chunk of {n_tokens}"

@@ -52,7 +52,7 @@ __all__ = ["Bench"]
 T = TypeVar("T")
 
 SWEEPS = frozenset({"clear", "poll", "drain"})
-"""Operations after which cleared data that nobody holds is gone; only the last in small steps."""
+"""Operations after which unpinned cleared data is gone; with small steps only the last."""
 
 MOVES = frozenset({"poll", "move device memory", "move host memory"})
 """Operations in which slots may move where pools share a budget (K7); others never do."""
@@ -64,7 +64,7 @@ PREFETCHES = frozenset({"prefetch", "cancel prefetch"})
 """Operations in which data may come to HOST from a store."""
 
 GOES_ON = frozenset({"allocate", "computed"})
-"""Operations of a request that runs on and leaves something behind (I9)."""
+"""Operations of a running request that leave data behind (I9)."""
 
 
 class Bench:
@@ -83,8 +83,8 @@ class Bench:
         calls: the hook calls of the last call.
         n_calls: calls so far, which are seconds of the cache's clock.
         steps: steps of the model so far.
-        behind_since: the last of them that the device has computed while it lags behind the engine;
-            None where it has computed all.
+        behind_since: the last of them that a lagging device has computed; None if it has computed
+            all.
         waited_in_vain: whether a wait for copies ran out in the last call.
         counts: events by name, for reports.
         trace: the same in words.
@@ -203,7 +203,7 @@ class Bench:
             gone -= there
 
     def clear(self, gone: Mapping[object, Gone]) -> None:
-        """From here on the data of some namespaces is that of cleared ones."""
+        """From now on the data of some namespaces counts as cleared."""
         self.seen = self.seen.cleared(gone)
         self.recency.cleared(gone)
         for pages in self.gone.values():
@@ -219,7 +219,7 @@ class Bench:
         return Point(self.steps, self.reached)
 
     def reached(self) -> int:
-        """The step up to which the device has computed; the bytes are there at once here."""
+        """The step up to which the device has computed; here the bytes are there at once."""
         return self.steps if self.behind_since is None else self.behind_since
 
     def read_clock(self) -> None:
@@ -227,7 +227,7 @@ class Bench:
         self.recency.now_s = float(self.n_calls)
 
     def retention(self, namespace: object) -> Retention | None:
-        """The term of a request's data from the next call on."""
+        """The retention of a request's data from the next call on."""
         priority, ttl_s = self.setup.keeping.wanted(namespace)
         if priority is None and ttl_s is None:
             return None

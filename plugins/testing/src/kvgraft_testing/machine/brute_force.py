@@ -1,8 +1,8 @@
 """Matching and reach by brute force.
 
 Sequences are tuples of tokens, a page is named by all tokens up to its end, and a component's needs
-at a boundary are found by asking every token. No tree, no spans, no shortcut; nothing here imports
-the rest of kvgraft.
+at a boundary are found by checking every token. No tree, no spans, no shortcut; nothing here
+imports the rest of kvgraft.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["BruteForce", "Gone", "ModelComponent", "ModelTerm", "Prefix", "neede
 
 
 class Gone(NamedTuple):
-    """A namespace as it was until it was cleared; a number tells it from later ones."""
+    """A namespace until it was cleared; a number distinguishes it from later ones."""
 
     namespace: object
     number: int
@@ -35,9 +35,9 @@ class ModelTerm(NamedTuple):
 
     Attributes:
         kind: `all`, `last` n, `first` n, the `chunk` of n of the token before the boundary, that of
-            the token at it (`local`), the `state`, or a `term` of somebody else.
-        tokens: n; for somebody else's term the largest number in it.
-        asked: for somebody else's term, whether a token is needed at a boundary.
+            the token at it (`local`), the `state`, or a custom `term`.
+        tokens: n; for a custom term the largest number in it.
+        asked: for a custom term, whether a token is needed at a boundary.
     """
 
     kind: str
@@ -57,9 +57,10 @@ class ModelComponent:
         slots_per_page: slots a page takes.
         can_copy: whether its states can be copied for a request that writes to them.
         stored_tokens: tokens from the start of a sequence that get slots.
-        said_to_contain: components whose reach its own says it contains; asked where a reach has
-            somebody else's term.
-        own_copies: it builds its copies itself, so only a round trip shows whether they are right.
+        said_to_contain: components whose reach its own claims to contain; used if a reach has a
+            custom term.
+        own_copies: whether it builds its copies itself: then only a round trip shows that they are
+            right.
     """
 
     name: str
@@ -90,7 +91,7 @@ class ModelComponent:
 def needs(parts: Iterable[ModelTerm], boundary: int, token: int) -> bool:
     """Whether the data of the token at a position is needed to compute the one at `boundary`.
 
-    A state at the boundary is a function of the token before it, so that one stands for it.
+    A state at the boundary depends on the token before it, which stands for it here.
     """
     return any(
         kind == "all"
@@ -147,7 +148,7 @@ class BruteForce:
     def contains(self, outer: ModelComponent, inner: ModelComponent) -> bool:
         """Whether at every boundary `outer` needs all that `inner` needs.
 
-        Every boundary and token is asked near the start, and where a size begins or ends.
+        Every boundary and token is checked near the start, and where a size begins or ends.
         """
         if outer.is_state and not inner.is_state:
             return False
@@ -158,10 +159,10 @@ class BruteForce:
         return _contains(outer.parts, inner.parts)
 
     def depends_on(self, component: ModelComponent) -> list[ModelComponent]:
-        """Components without whose data on a page this one's is of no use there (T4).
+        """Components without whose data on a page this one's is useless (T4).
 
-        Those that need every page, or else the base, which comes first: where their reach contains
-        this one's and is not contained in it.
+        They are those that need every page, or else the base, which comes first, if their reach
+        contains this one's and is not contained in it.
         """
         everything = [each for each in self.components if each.is_prefix_closed]
         return [

@@ -34,7 +34,7 @@ class Gains:
         remade: it made room on DEVICE first, so an unpinned page may have gone and come back.
         loads_may_end: transfers to DEVICE may have been acknowledged.
         backups_may_end: the same of those to HOST; room may have been made there.
-        goes_on: the request that inserts runs on, and leaves the inserted data behind.
+        goes_on: whether the inserting request runs on, and leaves the inserted data behind.
     """
 
     inserted: Adopted
@@ -124,7 +124,7 @@ def check_hits(judge: Judge, before: Snapshot, after: Snapshot) -> None:
 
 
 def check_closure(judge: Judge, model: BruteForce, after: Snapshot, *, host_closed: bool) -> None:
-    """Data that is there implies the data it depends on (T4, T5, B1)."""
+    """Existing data implies the data it depends on (T4, T5, B1)."""
     for component in model.components:
         held = after.held[component.name]
         for wider in model.depends_on(component):
@@ -181,7 +181,7 @@ def check_accounts(
     names: Sequence[str],
     own: Collection[str],
 ) -> None:
-    """Nobody is promised more than it may still take (A11, I12).
+    """No request is promised more than it may still take (A11, I12).
 
     That is a slot for every page ahead and one in reserve, and the pages it has to load. Components
     with a budget of their own, `own`, may ask for more; `names` are in the cache's order.

@@ -31,7 +31,7 @@ LEASE = frozenset(
 
 
 def plain(request: Request) -> dict[str, Any]:
-    """Everything a request says of itself and holds, as values that compare."""
+    """All fields and slots of a request, as comparable values."""
     # a row of the page tables holds nothing
     own = [name for name in fields_of(Request) if not name.endswith("components") and name != "row"]
     fields = {name: _plain(getattr(request, name)) for name in own}
@@ -63,7 +63,7 @@ def _plain(value: Any) -> Any:
 
 
 def pins(cache: Cache) -> list[tuple[Any, ...]]:
-    """The holds on the tree: pins, receipts and transfers of every node."""
+    """Everything that holds the tree: pins, receipts and transfers of every node."""
     return [
         (
             *(node.ident, node.start, node.end, node.receipts, len(node.operations or ())),

@@ -1,7 +1,7 @@
-"""Components to test others beside: of any reach, small, and implementing next to nothing.
+"""Small companion components of any reach, with only the required hooks.
 
-`references()` are the three kinds there are, so that a component can be driven in company where
-nothing but the core is installed.
+`references()` has one of each of three kinds, so that a component can be tested beside others where
+only the core is installed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 BROAD = 24
-"""Numbers a slot of the component that needs everything: beside it a grid of points is in reach."""
+"""Numbers in a slot of the component that needs everything: enough for a grid of points."""
 
 WINDOW = 5
 """Tokens of the reference window: not a multiple of 2 or 4."""

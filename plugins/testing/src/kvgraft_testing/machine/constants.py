@@ -1,9 +1,9 @@
 """Examples that do not depend on other imports.
 
-Now and then Hypothesis draws a number that stands in the source of an imported module, unless that
-module is below `site-packages`; how many rules an example leaves out is such a number. Equal
-searches then differ between a checkout and an installed kvgraft, alone and among other tests, and
-reading the sources takes seconds.
+Hypothesis sometimes draws a number from the source of an imported module, unless that module is
+below `site-packages`; for example, how many rules an example leaves out. Equal searches then differ
+between a checkout and an installed kvgraft, alone and among other tests, and reading the sources
+takes seconds.
 """
 
 from __future__ import annotations

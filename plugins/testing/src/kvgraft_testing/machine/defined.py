@@ -1,8 +1,8 @@
 """Numbers that the core derives from its books, compared with their definitions (K4, K5, T7).
 
-Decisions go by them: the slots that a tenant may be given, whose data leaves next, and the level of
-data with a priority or a time to live. They are looked at after every call, so that a wrong one
-shows also where no decision happens to hang on it.
+Decisions depend on them: the slots that a tenant may get, the tenant that loses data next, and the
+level of data with a priority or a time to live. They are checked after every call, so that a wrong
+one is found even if no decision depends on it.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def _check_giver(
 
 
 def check_levels(bench: Bench) -> None:
-    """Data has the priority of its last use, until the time of that is over (T7)."""
+    """Data has the priority of its last use, until it expires (T7)."""
     cache, now, recency = bench.cache, bench.seen, bench.recency
     if cache.tree.lifetimes is None:
         return

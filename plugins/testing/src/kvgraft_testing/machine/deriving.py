@@ -32,7 +32,7 @@ KINDS = {
 
 
 def numbers_of(term: object) -> list[int]:
-    """The numbers a term is made of: where they lie its answers may change."""
+    """The numbers in a term, near which its answers may change."""
     if not dataclasses.is_dataclass(term) or isinstance(term, type):
         return []
     return [value for value in dataclasses.astuple(term) if type(value) is int and value > 0]

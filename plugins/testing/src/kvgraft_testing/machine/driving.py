@@ -36,7 +36,7 @@ class Drive:
             one or several calls), `"begin"`, `"admit"`, and how often requests were `"admitted"`,
             `"deferred"` and `"never fits"`: where none is admitted, nothing was tested.
         violation: the first rule of the contract found broken; None if none was.
-        steps: the calls that led there, as few and as small as could be found.
+        steps: the calls that led there, as few and as small as possible.
         rules: the same as rules of the machine; calling them in order breaks the rule again.
     """
 
@@ -90,7 +90,7 @@ def drive(
 
 
 def search(machine: type[Example], settings: hypothesis.settings) -> Failure | None:
-    """The first example that breaks a rule, as long as it was found; None if none does."""
+    """The first example that breaks a rule, not shrunk; None if none does."""
     chosen = hypothesis.settings(
         settings,
         deadline=None,

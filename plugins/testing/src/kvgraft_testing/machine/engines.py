@@ -1,8 +1,8 @@
 """A transfer engine as hostile as the interface allows: every outcome is the caller's choice.
 
-A copy stays pending until it is told to run, to fail, or is waited for; a wait may run out first.
-Until then its destination holds nothing of use, and when it runs it reads its source as it is by
-then. Rows are noted, so that a copy that starts before its source is computed is seen (B4).
+A copy stays pending until the caller runs it, fails it or waits for it; a wait may time out first.
+Until then its destination holds garbage, and when it runs it reads its source as it is then. Rows
+are noted, so that a copy that starts before its source is computed is found (B4).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Point(NamedTuple):
     reached: Callable[[], int]
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Whether the computation has come that far; who waits without end sees it come."""
+        """Whether the computation has come that far; a wait without end lets it come."""
         return timeout is None or self.number <= self.reached()
 
 
@@ -73,15 +73,15 @@ class _PromptedTicket(Ticket):
 
 
 class PromptedTransferEngine(SteppedTransferEngine):
-    """Copies run when they are told to, or when they are waited for.
+    """Copies run when the caller says so, or waits for them.
 
     Attributes:
         runtime: the device of the cache; None on the CPU.
         outcomes: results of the next copies that are waited for; then they run.
-        submissions: every submission that had not run when last looked at.
+        submissions: every submission that had not run at the last check.
         submitted: called with every submission.
         broken: copies that could not run at all, with their errors.
-        time_outs: waits that ran out.
+        time_outs: waits that timed out.
         failed: copies that failed, on request or because they could not run.
     """
 
@@ -139,7 +139,7 @@ class PromptedTransferEngine(SteppedTransferEngine):
         super().fail(index)
 
     def prompted(self, ticket: Ticket) -> None:
-        """Somebody waits for a submission."""
+        """A caller waits for a submission."""
         index = next(i for i, pending in enumerate(self.pending) if pending is ticket)
         outcome = self.outcomes.pop(0) if self.outcomes else Wait.RUNS
         if outcome is Wait.TIMES_OUT:

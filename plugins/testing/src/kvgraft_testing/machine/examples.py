@@ -58,7 +58,7 @@ class Failure(NamedTuple):
 
 
 class Impossible(Exception):  # noqa: N818 - a rule left out, not an error
-    """A rule that cannot run now; among rules of Hypothesis' choice there are none."""
+    """A rule that cannot run now; Hypothesis never chooses one."""
 
 
 class Began(NamedTuple):
@@ -100,7 +100,7 @@ PICKING: ContextVar[_Picking | None] = ContextVar("PICKING", default=None)
 
 
 def picked(items: Sequence[T], index: int) -> T:
-    """One of the items there are.
+    """One of the given items.
 
     Raises:
         Impossible: there is none, or not the one that a shrunk example needs.
@@ -136,7 +136,7 @@ class Example(RuleBasedStateMachine):
         harness: the engine, once it is open.
         over: whether this example has ended early.
         rules_run: the rules of this example.
-        planned: the rule of a longer example that is run next; None if there was none.
+        planned: the next rule of a longer example; None if there is none.
         n_rules: how many were run.
         began: which rule began a request, by the request's name.
     """

@@ -29,7 +29,7 @@ def fitting_sizes(setup: Setup) -> dict[int, int]:
     Raises:
         ConfigError: the components refuse every page size; the first reason is given.
         PluginError: a component refuses its options.
-        ContractViolation: one that cannot be built raises something else (P7).
+        ContractViolation: a component raises another error when it is built (P7).
     """
     refusals: list[ConfigError | PluginError] = []
     for page_sizes in (setup.page_sizes, *((larger,) for larger in LARGER_PAGES)):
@@ -44,7 +44,7 @@ def fitting_sizes(setup: Setup) -> dict[int, int]:
 
 
 def opens(setup: Setup, fitting: Mapping[int, int]) -> bool:
-    """Whether caches of a setup can be opened at sizes that fit a plainer one of its components.
+    """Whether caches of a setup can be opened at the sizes of a plainer setup.
 
     Tenants need pools of some slots each, and a shared budget needs several pools.
     """

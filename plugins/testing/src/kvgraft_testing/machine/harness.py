@@ -1,8 +1,8 @@
 """An engine that uses the cache and checks every call against the model.
 
-It computes nothing but stamps, has several requests at a time in any stage, and lets transfers run
-late, in any order or not at all. After each call the books are recomputed, and the changes are
-compared with the allowed ones.
+It computes only stamps, has several requests at a time in any stage, and lets transfers run late,
+in any order or not at all. After each call the books are recomputed, and the changes are compared
+with the allowed ones.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["Harness"]
 
 
 MOST_WISHES = 2
-"""Boundaries asked for at a time: that of a request before, and its own."""
+"""Boundaries named at a time: that of an earlier request, and its own."""
 
 
 class Harness:
@@ -59,7 +59,7 @@ class Harness:
         bench: the cache, the model and the checks.
         rooms: evictions and transfers.
         live: running requests, oldest first.
-        ended: sequences that were finished lately, for conversations that go on.
+        ended: recently finished sequences, for conversations that go on.
     """
 
     def __init__(self, setup: Setup, sizes: Sizes, judge: Judge | None = None) -> None:
@@ -180,7 +180,7 @@ class Harness:
         return live
 
     def fork(self, live: Live, tail: tuple[int, ...], reserve: int) -> Live:
-        """Another sample goes on from a running request, which shares what it has first."""
+        """Another sample continues a running request, which shares its data first."""
         self.checkpoint(live)
         self.bench.trace.call(f"fork {live.name}")
         self.bench.counts["forks"] += 1
@@ -197,9 +197,9 @@ class Harness:
         return forked
 
     def misuse(self, live: Live) -> None:
-        """Its key for another request, and tokens that do not go behind the computed ones (T11).
+        """Try its key for another request, and tokens that do not follow the computed ones (T11).
 
-        Both would share data under other tokens than it was computed for.
+        Both would share data under wrong tokens.
         """
         request, standing = live.request, plain(live.request)
         wrong: dict[str, Callable[[], object]] = {"begin": lambda: self.cache.begin(request.key)}
@@ -224,7 +224,7 @@ class Harness:
         )
 
     def begin_again(self, live: Live) -> None:
-        """The same match, of which components are told the same, ends at the same anchor (M2)."""
+        """The same match, with the same hook arguments, ends at the same anchor (M2)."""
         if live.cleared:
             return
         again = self.begin(live.namespace, live.tuple, live.reserve, live.chunk)
@@ -240,7 +240,7 @@ class Harness:
         self.abort(again)
 
     def admit(self, live: Live) -> Decision:
-        """Ask for admission; check that the answer is fair and leaves no trace unless yes."""
+        """Ask for admission; check the answer, and that a refusal leaves no trace."""
         bench, request, before = self.bench, live.request, self.bench.seen
         bench.trace.call(f"admit {live.name}")
         asked = self.sharing.before(live)
@@ -384,9 +384,9 @@ class Harness:
         self.leases.check_boundaries(live, before, limit, bench.calls)
 
     def prefill(self, live: Live, limit: int | None, *, fenced: bool = True) -> bool:
-        """One prefill step; the admitted chunk always fits (A7). Whether anything was computed.
+        """One prefill step; returns whether it computed. The admitted chunk always fits (A7).
 
-        Where a checkpoint follows at once, that may name the fence: then it is not `fenced`.
+        If a checkpoint follows at once, that may name the fence: then it is not `fenced`.
         """
         most = "" if limit is None else f", at most {limit} tokens"
         self.bench.trace.call(f"prefill {live.name}{most}")
@@ -427,7 +427,7 @@ class Harness:
     def decode(self, live: Live, token: int, *, fenced: bool = True) -> bool:
         """One decode step; within the reservation it always succeeds (A7).
 
-        The last one may leave it to `finish` to name the fence: then it is not `fenced`.
+        After the last one `finish` may name the fence: then it is not `fenced`.
         """
         self.bench.trace.call(f"decode {token} of {live.name}")
         within = live.computed < live.prompt + live.reserve
@@ -445,7 +445,7 @@ class Harness:
                 self.misuse(live)
 
     def step_together(self, tokens: Sequence[int], width: int = 1, accepted: int = 1) -> bool:
-        """All decoding requests that can step at once and have slots left do; whether any did.
+        """Step all decoding requests that can step together and have slots; whether any did.
 
         A step has `width` tokens of each request, as far as that is no more than a page, of which
         `accepted` are kept.
@@ -487,7 +487,7 @@ class Harness:
         return live.namespace == other.namespace and not live.cleared and not same
 
     def checkpoint(self, live: Live, *, keep_slots: bool = False) -> None:
-        """Share the data computed so far; where there are states, slots may always be swapped."""
+        """Share the data computed so far; with states, slots may always be swapped."""
         keep_slots = keep_slots and not self.bench.states
         kept = ", its slots kept" if keep_slots else ""
         self.bench.trace.call(f"checkpoint {live.name}{kept}")
@@ -508,7 +508,7 @@ class Harness:
         self.bench.act("abort", lambda: self.cache.abort(live.request))
 
     def clear(self, namespace: object) -> None:
-        """Nothing of some namespaces is found any more; held data stays until it is let go of."""
+        """No match finds data of some namespaces any more; held data stays until it is released."""
         bench, roots = self.bench, self.cache.tree.roots
         everything = namespace is Namespaces.ALL
         gone = {
@@ -550,8 +550,7 @@ class Harness:
     def wait_in_line(self, tokens: tuple[int, ...], large: int, small: int) -> None:
         """A request with a large reservation and several without one wait in the core's line.
 
-        Those that are admitted end at once, so that more of them fit than the large one lets pass
-        (A13).
+        Admitted ones end at once, so that more of them fit than may pass the large one (A13).
         """
         line = WaitingLine(self.cache, self.judge, self.bench.read_clock)
         self.bench.trace.call(
@@ -573,8 +572,8 @@ class Harness:
         Args:
             waiting: a request that was not admitted before.
             finish: whether others that run finish; else they are aborted.
-            polls: whether copies in flight end by themselves and the engine polls once; else it
-                drains.
+            polls: whether copies in flight end by themselves and the engine polls once; otherwise
+                it drains.
         """
         self.pins.unpin_all()
         self.prefetches.end_all()

@@ -73,7 +73,7 @@ class Hooks:
         self.copying: dict[str, int] = {}
 
     def watch(self, plugin: Plugin) -> Plugin:
-        """The same package, its hook calls noted here."""
+        """The same package, with its hook calls noted here."""
         hooks = {
             hook: getattr(plugin.implementation, hook)
             for hook in HOOKS
@@ -116,7 +116,7 @@ class Hooks:
             )
 
     def take(self) -> list[HookCall]:
-        """The calls since this was last asked."""
+        """The calls since the last `take`."""
         calls, self._calls = self._calls, []
         return calls
 

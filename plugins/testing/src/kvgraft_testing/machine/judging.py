@@ -30,11 +30,11 @@ HOOK_RULES = {
 """The rule a hook breaks by raising."""
 
 HOOK_RESULT_RULES = frozenset(answer.rule for answer in HOOK_RESULTS.values())
-"""Rules that a hook breaks by answering something of another form."""
+"""Rules that a hook breaks by returning a wrong type."""
 
 
 RAISED = {"allocate": "A7", "load back": "A7", "admit": "A7", "explain": "M9"}
-"""The rule an operation breaks by raising: for most that it leaves everything as it was."""
+"""The rule that an operation breaks by raising: for most, that it changes nothing."""
 
 
 class ReaderError(Exception):
@@ -42,7 +42,7 @@ class ReaderError(Exception):
 
 
 class Stopped(Exception):  # noqa: N818 - the end of an example, not an error
-    """A call failed under a rule that is ignored, so there is nothing to go on with."""
+    """A call failed under an ignored rule, so the example cannot go on."""
 
 
 class Judge:
@@ -81,7 +81,7 @@ class Judge:
 
 
 def as_violation(error: Exception, operation: str) -> ContractViolation:
-    """An error that came out of the core, as the rule that is broken by it."""
+    """An error of the core, as the rule that it breaks."""
     if isinstance(error, ContractViolation):
         return error
     said = f"{operation}: {error}"

@@ -2,11 +2,12 @@
 
 By age, by namespace or priority first, and with times to live.
 
-`density` goes by age until it has learnt something, which it does not from the machine's short
-sequences; but it ranks windows and states by what their loss costs.
+`density` goes by age until it has learnt something, which the machine's short sequences do not
+allow; but it ranks windows and states by the cost of their loss.
 
-A policy that learns cannot be told from prefixes alone. One whose classes are a function of the
-namespace can, and shows whether the tree gives every use its class and keeps to the policy's order.
+The model cannot predict a learning policy from prefixes alone. It can predict one whose classes
+depend on the namespace, which shows whether the tree gives every use its class and follows the
+policy's order.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ class Keeping(NamedTuple):
     Attributes:
         make: makes the policy.
         rank: of a namespace's data; all of a lower one leaves before any of a higher one.
-        priority: that requests in a namespace ask for; None if they ask for none.
-        ttl_s: seconds of the machine's clock, one for each call, after which their data is over;
+        priority: of requests in a namespace; None if they give none.
+        ttl_s: seconds of the machine's clock, one for each call, after which their data expires;
             None for never.
     """
 

@@ -1,4 +1,4 @@
-"""Keys that conversations go on with: they remember where they were found before."""
+"""Keys with which conversations go on: they remember where they were found before."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST = 12
 
 
 class Keys:
-    """The keys of requests that ended lately."""
+    """The keys of recently ended requests."""
 
     def __init__(self) -> None:
         self._kept: dict[Prefix, TokenKey] = {}

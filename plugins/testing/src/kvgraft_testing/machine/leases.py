@@ -32,7 +32,7 @@ class Leases:
     def matched(self, calls: list[HookCall]) -> list[HookCall]:
         """Of the hook calls of one operation, those about its first match.
 
-        All are asked in turn, and again as long as one of them shortens it.
+        All hooks are called in turn, and again as long as one of them shortens it.
         """
         asked = [call for call in calls if call.hook == "finalize_match_result"]
         said: list[HookCall] = []
@@ -155,7 +155,7 @@ class Leases:
         return page
 
     def _check_hooks(self, live: Live, before: Snapshot, limit: int, calls: list[HookCall]) -> None:
-        """Hooks are told the truth, and no answer lengthens the match (M4, M5)."""
+        """Hooks get right arguments, and no answer lengthens the match (M4, M5)."""
         asked = matches(self.matched(calls))
         live.views = [view for _, view, _ in asked]
         if not asked:

@@ -1,9 +1,8 @@
 """Whether data that vanished between two snapshots was allowed to.
 
-The model does not choose victims; it looks at the evicted data and asks, with nothing but
-prefixes and its own recency counters: was the cell unpinned, was a pool short that explains it,
-were the other components' cells inside the cascade, was there a victim to leave before it, and did
-it stop in time.
+The model does not choose victims. It checks the evicted data with only prefixes and its own recency
+counters: was the cell unpinned, does a short pool explain it, were the other components' cells
+inside the cascade, was there an earlier victim, and did the eviction stop in time.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from kvgraft_testing.machine.tiers import TierChange, cut_nodes, vanished
 __all__ = ["Pressure", "check_losses", "remaining_victims"]
 
 NEXT = (LEFT_FIRST, 1, 0)
-"""The rank of the clean reserve: behind data that was left behind."""
+"""The rank of the clean reserve: behind evict-first data."""
 
 
 @dataclass
@@ -31,14 +30,15 @@ class Pressure:
     """The pools in which an operation may make room.
 
     Attributes:
-        device: slots asked for per component; a pool is short if it has fewer free. None where
-            an unknown number of slots moves (K7).
+        device: needed slots per component; a pool is short if it has fewer free. None if an unknown
+            number of slots moves (K7).
         host: components whose HOST pool may be short; slots where known, else None.
         passing: pages pinned only while the operation ran, so it may have passed them over.
         unpins: transfers may end, and with them their pins, before room is made.
-        doubles: HOST gives up first what DEVICE has, too.
-        delayed: a wait for copies of evicted data ran out, so others had to go as well (E4).
-        asks: the namespace of the request that room is made for.
+        doubles: HOST evicts DEVICE's data first.
+        delayed: a wait for copies of evicted data timed out, so other data had to leave as well
+            (E4).
+        asks: the namespace of the request that needs the room.
     """
 
     device: Mapping[str, int | None] = field(default_factory=dict)
@@ -133,8 +133,8 @@ def check_losses(
 ) -> None:
     """Every cell that vanished did so by the rules E1 to E5, and of tenants by K4.
 
-    An operation splits nodes and evicts, in any order: data that vanished from a node that is two
-    nodes now was evicted from either, or from the one before another two were made.
+    An operation splits nodes and evicts, in any order: data that vanished from a split node was
+    evicted from either part, or from the whole before.
     """
     ends = {view.pages[-1] for view in after.nodes}
     split = cut_nodes(before.nodes, ends)

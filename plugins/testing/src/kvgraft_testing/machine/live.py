@@ -35,7 +35,7 @@ class Live:
         name: in traces.
         request: the cache's own.
         namespace, tuple: its tokens so far.
-        prompt, reserve, chunk: as asked for.
+        prompt, reserve, chunk: as given to `begin`.
         mark: position the engine named as a resume point; 0 for none.
         deferrals_left: calls of `admit` that may still defer it for pages that another computes.
         waits: whether the last one did.
@@ -93,7 +93,7 @@ class Live:
         return isinstance(self.namespace, Gone)
 
     def found_again(self) -> None:
-        """It is matched again, in its namespace as that is now."""
+        """It is matched again, in its current namespace."""
         if isinstance(self.namespace, Gone):
             self.namespace = self.namespace.namespace
 
@@ -127,12 +127,12 @@ class Live:
         self.views = []
 
     def count_skipped(self, pages: Iterable[int]) -> int:
-        """Its points at these boundaries are none after all; how many were not counted before."""
+        """Its points at these boundaries are skipped; returns how many were not counted before."""
         skipped = {(page, self.kinds.get(page, PointKind.GRID)) for page in pages} - self.counted
         self.counted |= skipped
         return len(skipped)
 
     @property
     def waiting(self) -> bool:
-        """Whether its load-back has not delivered."""
+        """Whether its load-back has not ended."""
         return not self.request.ready or self.request.load_failed

@@ -34,7 +34,7 @@ from kvgraft_testing.machine.stores import Answer
 __all__ = ["CacheMachine", "machine_for"]
 
 PASSES = LoadModel(latency_s=2e-4, pass_s=3e-4, pass_tokens=8)
-"""A few tokens more take a pass no longer, and more than eight another pass."""
+"""A few more tokens take no longer pass; more than eight take another pass."""
 
 page_sizes = st.runner().flatmap(lambda machine: st.sampled_from(tuple(machine.fitting)))
 variants = st.runner().flatmap(lambda machine: st.integers(0, len(machine.variants) - 1))
@@ -238,7 +238,7 @@ class CacheMachine(Scenes):
     )
     @unless_over
     def step_together(self, tokens: list[int], width: int, accepted: int) -> None:
-        """All that decode take tokens in one step, or in some; drafts may be rejected."""
+        """All decoding requests take tokens in one step, or in some; drafts may be rejected."""
         if not self.harness.step_together(tokens, width, accepted):
             raise Impossible
 

@@ -1,4 +1,4 @@
-"""Rows of pools to write and to look at, also where the host cannot reach their memory."""
+"""Rows of pools to write and to read, even if the host cannot reach their memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Numbers = Sequence[int] | npt.NDArray[Any]
 
 
 class DeviceRows:
-    """Rows `[n_rows, n_lanes]` of a device, with as much of an array's interface as is used here.
+    """Rows `[n_rows, n_lanes]` of a device, with the used part of an array's interface.
 
     Writing is work of torch's current stream, which the host does not wait for. Reading waits for
     that stream.
@@ -72,12 +72,12 @@ Rows = npt.NDArray[Any] | DeviceRows
 
 
 def plain(rows: torch.Tensor) -> torch.Tensor:
-    """The bytes of rows, also where only a simulated device can see them."""
+    """The bytes of rows, even if only a simulated device can see them."""
     return rows.on_device if isinstance(rows, DeviceTensor) else rows
 
 
 def rows_of(rows: torch.Tensor) -> Rows:
-    """Rows to read and write: as an array where the host reaches them."""
+    """Rows to read and write: as an array if the host reaches them."""
     rows = plain(rows)
     return rows.numpy() if rows.device.type == "cpu" else DeviceRows(rows)
 

@@ -49,7 +49,7 @@ class Share(NamedTuple):
     Attributes:
         guarantee, limit: as its settings say.
         used: its slots.
-        leaving: those on their way out.
+        leaving: those being demoted.
         cached: those of data in the tree.
         committed: slots that its requests, pins and transfers hold, and those that are promised.
     """
@@ -68,7 +68,7 @@ class Share(NamedTuple):
 
     @property
     def claim(self) -> int:
-        """Slots that others cannot have."""
+        """Slots that others cannot take."""
         return max(self.guarantee, self.committed - self.leaving) + self.leaving
 
 
@@ -93,7 +93,7 @@ class ComponentView:
         device, host: slots of every page present there.
         arriving: pages for which DEVICE slots are reserved.
         backing_up: pages for which HOST slots are reserved; DEVICE may have given them up already.
-        device_pinned, host_pinned: pages somebody pins, data or not.
+        device_pinned, host_pinned: pinned pages, with data or without.
         copies: which copy it is, for each page of `backing_up`.
         reserved: pages in the clean reserve, with their node's place in it.
         levels: the level of DEVICE data by the last page of its node; none while there are no
@@ -156,7 +156,7 @@ class Snapshot:
         return not shares or owner == self.tenant_of(namespace) or shares[owner].over > 0
 
     def ceiling(self, name: str, tier: str, namespace: object) -> int:
-        """The most slots that requests of a namespace can have, with nothing else there."""
+        """The most slots that requests of a namespace can have in an empty pool."""
         shares, capacity = self.shares.get((name, tier)), self.books[name, tier].capacity
         if not shares:
             return capacity
@@ -175,7 +175,7 @@ class Snapshot:
         return set(held.device)
 
     def cleared(self, gone: Mapping[object, Gone]) -> Snapshot:
-        """The same, with namespaces named as those that they become when they are cleared."""
+        """The same, with the names that namespaces get when they are cleared."""
 
         def name(page: Prefix) -> Prefix:
             return (gone.get(page[0], page[0]), page[1])
@@ -197,9 +197,9 @@ class Snapshot:
         return Snapshot(held, nodes, self.books, self.shares, self.tenant)
 
     def left_over(self) -> dict[tuple[str, str], set[Prefix]]:
-        """Data of cleared namespaces that nobody holds, by component and tier.
+        """Unpinned data of cleared namespaces, by component and tier.
 
-        Of a namespace with a transfer under way nothing counts: other data may have to wait for it.
+        A namespace with a transfer under way does not count: other data may have to wait for it.
         """
         moving = {
             page[0] for held in self.held.values() for page in (*held.arriving, *held.backing_up)

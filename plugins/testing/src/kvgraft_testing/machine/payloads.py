@@ -1,9 +1,9 @@
-"""Bytes that say which tokens they were computed from.
+"""Bytes that identify the tokens they were computed from.
 
 Every row a request computes is stamped with a number for (namespace, tokens up to there, slot of
-the page) and for the plane and the place in the row; a row is right if it carries the number of
-the prefix it is used for, wherever it was copied in between. Rows nobody owns are poisoned. Of a
-wide row a few places, evenly spread, stand for all.
+the page) and for the plane and the place in the row; a row is right if it carries the number of the
+prefix it is used for, wherever it was copied in between. Free rows are poisoned. In a wide row a
+few places, evenly spread, are stamped.
 
 A component that builds its copies itself may cut and join rows on the way to HOST and back; its
 rows are filled with one byte each, which survives that.
@@ -215,7 +215,7 @@ class Payloads:
     def wrong(
         self, component: ModelComponent, tier: str, pages: dict[Prefix, tuple[int, ...]]
     ) -> Wrong | None:
-        """The first slot that does not hold the bytes of the page it stands for."""
+        """The first slot that does not hold its page's bytes."""
         if not pages or (component.own_copies and tier == "host"):
             return None
         slots: list[int] = []
@@ -314,11 +314,11 @@ class Payloads:
         return f"a copy of device slots {slots} {waits} of the model; step {latest} computes them"
 
     def free(self, name: str, tier: str) -> set[int]:
-        """Slots of a pool that nobody owns."""
+        """Free slots of a pool."""
         return set(self._allocators[name, tier].free_slots())
 
     def moved(self, tier: Tier, component: TreeComponent, source: bytes, target: bytes) -> None:
-        """Slots moved: nobody owns their old rows (K7)."""
+        """Slots moved: their old rows are free (K7)."""
         old, new = (np.frombuffer(slots, np.int32) for slots in (source, target))
         computed = self._computed[component.name, tier.value]
         computed[new] = computed[old]
@@ -326,7 +326,7 @@ class Payloads:
             rows.view[old] = rows.poison
 
     def poison(self) -> None:
-        """Overwrite every row that nobody owns."""
+        """Overwrite every free row."""
         for key, planes in self._planes.items():
             allocator = self._allocators[key]
             free = allocator.free_slots()

@@ -1,4 +1,4 @@
-"""Picking requests for the rules of the machine, and taking them some of their way."""
+"""Picking requests for the rules of the machine, and bringing them to a stage."""
 
 from __future__ import annotations
 

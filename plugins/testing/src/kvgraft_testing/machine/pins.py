@@ -28,7 +28,7 @@ class Kept:
         name: in traces.
         owner: whose it is.
         namespace: of its sequence.
-        pages: per component, the pages that are to stay.
+        pages: per component, the pages that must stay.
     """
 
     pin: Pin
@@ -91,7 +91,7 @@ class Pinning:
                 self.judge.fail("K6", each.name, f"pins hold {held} slots, the bound is {most}")
 
     def unpin(self, kept: Kept) -> None:
-        """Let go of one; a second time is refused."""
+        """Unpin one; a second time is refused."""
         self.bench.trace.call(f"unpin {kept.name}")
         self.kept.remove(kept)
         self.bench.act("unpin", lambda: self.cache.unpin(kept.pin))
@@ -117,13 +117,13 @@ class Pinning:
                 self.judge.fail("K6", None, f"{n_pins} of {owner}'s {len(mine)} were unpinned")
 
     def cleared(self, namespaces: Iterable[object]) -> int:
-        """Their pins end; how many."""
+        """Their pins end; returns how many there were."""
         gone = [each for each in self.kept if each.namespace in namespaces]
         self.kept = [each for each in self.kept if each not in gone]
         return len(gone)
 
     def check(self, after: Snapshot) -> None:
-        """All that is pinned is there."""
+        """All pinned data is there."""
         for each in self.kept:
             for component in self.model.components:
                 readable = after.readable(component)

@@ -20,7 +20,7 @@ from kvgraft_testing.machine.trace import shown
 __all__ = ["Fetched", "Prefetches"]
 
 LETS_GO = frozenset({"admit", "allocate", "poll", "drain", "prefetch", "clear"})
-"""Calls in which data that is kept for a request may give way to others, or its time ends."""
+"""Calls in which data that is kept for a request may be unpinned for others, or expire."""
 
 STEPS_OF_TIER = frozenset({"poll", "drain", "prefetch", "cancel prefetch"})
 """Calls in which the tier goes on."""
@@ -29,7 +29,7 @@ MOST_FETCHED = 3
 """Requests that wait in a queue."""
 
 IDLE_POLLS = 6
-"""Polls after which a prefetch has asked the store something more, or has nothing to ask."""
+"""Polls after which a prefetch has called the store again, or has no call to make."""
 
 MOST_POLLS = 400
 """Polls after which everything has ended, where the store answers at once."""
@@ -44,7 +44,7 @@ class Fetched:
         name: in traces.
         sequence: namespace and tokens.
         kept: whether its data is kept on HOST for its request.
-        pages: per component, the pages of it that are.
+        pages: per component, its kept pages.
     """
 
     prefetch: Prefetch
@@ -135,7 +135,7 @@ class Prefetches:
         self.store.end(index, answer)
 
     def answer_until(self, verb: str) -> None:
-        """The store answers up to a call of that kind, or all that it is asked."""
+        """The store answers up to a call of that kind, or all calls."""
         assert self.store is not None
         idle = 0
         while idle < IDLE_POLLS and all(call.job.verb != verb for call in self.store.pending):
@@ -152,7 +152,7 @@ class Prefetches:
         return cleared
 
     def check_ended(self, cleared: list[Fetched]) -> None:
-        """Those of namespaces that were cleared have, and nothing more is fetched for them."""
+        """Those of cleared namespaces have ended, and no more data is fetched for them."""
         under_way = self.tier.prefetching.in_flight.values() if self.tier is not None else ()
         going = {fetch.key.namespace for fetch in under_way}
         for namespace in going & {each.sequence[0] for each in cleared}:
@@ -164,7 +164,7 @@ class Prefetches:
                 self.judge.fail("S5", None, said)
 
     def end_all(self) -> None:
-        """All prefetches are given up, and the store answers what it was asked (S2, S6)."""
+        """All prefetches are given up, and the store answers all calls (S2, S6)."""
         if self.tier is None:
             return
         for each in list(self.fetched):
@@ -200,7 +200,7 @@ class Prefetches:
         )
 
     def stored(self, sequence: Prefix) -> int:
-        """The boundary to resume from without DEVICE, in pages, if the store got all of it."""
+        """The boundary to resume from without DEVICE, in pages, if the store has all its data."""
         assert self.tier is not None
         self._dropped = self._n_dropped()
         seen = self.bench.seen
@@ -215,7 +215,7 @@ class Prefetches:
         return sum(n for name, n in counts.items() if name.startswith("dropped"))
 
     def check_complete(self, fetched: Fetched, boundary: int) -> None:
-        """All that was stored comes back, where HOST has room for it (S3)."""
+        """All stored data comes back, if HOST has room for it (S3)."""
         assert self.tier is not None
         seen, prefetch, size = self.bench.seen, fetched.prefetch, self.model.page_size
         short = [
@@ -236,9 +236,9 @@ class Prefetches:
         )
 
     def went_on(self, name: str, given: Pressure, before: Snapshot) -> Pressure:
-        """A call is over in which the tier may have gone on: the room that it may have made.
+        """After a call in which the tier may have worked: the room that it may have made.
 
-        It does that on HOST in an order of its own, and what arrived may count as used by now.
+        It makes room on HOST in an order of its own, and arrived data may count as used.
         """
         if self.tier is None or name not in STEPS_OF_TIER:
             return given
@@ -255,7 +255,7 @@ class Prefetches:
         return [self.model.prefix(*fetched.sequence, page) for page in range(n_pages)]
 
     def check(self, name: str, before: Snapshot, after: Snapshot) -> None:
-        """Data that came is whole, and stays until its request begins."""
+        """Fetched data is whole, and stays until its request begins."""
         if self.store is None:
             return
         found, self.store.found = self.store.found, []

@@ -27,7 +27,7 @@ class Offer:
 
     Attributes:
         pages: per component, the slots of each page; None for a state.
-        left: those of them that are left behind.
+        left: those of them that are evict-first.
         path: every page up to the boundary.
     """
 
@@ -79,9 +79,9 @@ class Publishing:
         return adopted(self.model, before, offer.pages)
 
     def note(self, before: Snapshot, offer: Offer, *, made_room: bool = False) -> None:
-        """Note the pages that an offer makes the latest used, and those left behind.
+        """Note the pages that an offer makes the latest used, and evict-first ones.
 
-        Where room was made first, a page may have gone and come back, and be left behind anew.
+        If room was made first, a page may have left and come back, and be evict-first anew.
         """
         after, recency = self.bench.seen, self.bench.recency
         known = before.known()
@@ -111,8 +111,8 @@ class Publishing:
     ) -> Adopted | None:
         """The data that left a running request; the tree must have adopted part of it (I9, I10).
 
-        The core decides which pages it hands over and when, and others may have some already; none
-        may be of its reach, and none may be lost that a point needs.
+        The core decides which pages it hands over and when, and others may have some already. None
+        of them may be in its reach, and none that a point needs may be lost.
         """
         own, request, resuming = live.own, live.request, self.bench.resuming
         kept = {part.component.name: part.runs for part in request.components}
@@ -169,9 +169,9 @@ class Publishing:
     def keeps(self, live: Live, seen: Snapshot) -> bool:
         """Whether the states a request stands at are kept before it goes on.
 
-        A promised state always; another only out of the headroom of every pool, and a left-behind
-        one only in a free slot or in place of an earlier left-behind state: of whichever tenant
-        gives up data first (K5), so each that may has one.
+        A promised state is always kept. Another one needs headroom in every pool. An evict-first
+        one needs a free slot or that of an earlier evict-first state, of the tenant that loses data
+        first (K5), so each possible tenant must have one.
         """
         if not live.standing or live.standing_as == "point":
             return bool(live.standing)
@@ -192,7 +192,7 @@ class Publishing:
     def settle(self, live: Live, before: Snapshot, skipped: int) -> None:
         """The states a request stood at are kept: for every component or for none (I10, I11).
 
-        Room that was made in the same call may have freed a slot for a left-behind state.
+        Room that was made in the same call may have freed a slot for an evict-first state.
         """
         page, own, kind = live.standing, live.own, live.standing_as
         if not page:

@@ -17,16 +17,16 @@ Rank = tuple[float, float, int]
 """When data is to leave, the lowest first: its level, the policy's order, its last use."""
 
 LEFT_FIRST = -inf
-"""The level of data that was left behind."""
+"""The level of evict-first data."""
 
 EXPIRED = -1000.0
-"""The level of data whose time is over."""
+"""The level of expired data."""
 
 LEFT = 1 << 40
-"""Taken off the clock for left-behind data: before everything else, oldest first."""
+"""Subtracted from the clock for evict-first data: before everything else, oldest first."""
 
 MOST_RETENTIONS = 400
-"""Terms that are kept of each namespace; an example has fewer."""
+"""Most retentions that are kept of each namespace; an example has fewer."""
 
 
 class Retention(NamedTuple):
@@ -34,7 +34,7 @@ class Retention(NamedTuple):
 
     Attributes:
         priority: of a lower one leaves first.
-        until_s: its time is over then, in seconds of the machine's clock.
+        until_s: when it expires, in seconds of the machine's clock.
     """
 
     priority: int = 0
@@ -45,9 +45,9 @@ class Recency:
     """When each component's page was last used.
 
     A use of a page is a use of its whole prefix for a component that needs all of it. The cache
-    keeps that lazily, tier by tier: a stamp climbs when the nodes below leave the tier. So of a
-    page below which a tier had a gap when it was used, the model knows the latest use (`used`),
-    and the latest the tier is certain to know of (`known`).
+    does that lazily, tier by tier: a stamp climbs when the nodes below leave the tier. So for a
+    page below which a tier had a gap when it was used, the model has the latest use (`used`), and
+    the latest that the tier certainly knows (`known`).
     """
 
     def __init__(self, model: BruteForce, keeping: Keeping = BY_AGE) -> None:
@@ -67,7 +67,7 @@ class Recency:
         """Pages in the clean reserve, with their last use when they came there."""
 
     def settle(self, namespace: object, retentions: Iterable[Retention | None]) -> None:
-        """An operation begins: from here on its own uses are told from earlier ones.
+        """An operation begins: from now on its own uses are distinguished from earlier ones.
 
         Data that it uses gets the retention of its request, which is of that namespace; one of
         theirs where it has several requests.
@@ -82,7 +82,7 @@ class Recency:
             )
 
     def cleared(self, gone: Mapping[object, Gone]) -> None:
-        """Namespaces were cleared: what is used there from now on is used for the first time."""
+        """Namespaces were cleared: the next use of data there counts as its first."""
         for pages in (*self.used.values(), *self.known.values(), *self.reserved.values()):
             for page in [page for page in pages if page[0] in gone]:
                 pages[gone[page[0]], page[1]] = pages.pop(page)
@@ -113,9 +113,9 @@ class Recency:
         self.used[name].update(dict.fromkeys(pages, self.clock))
 
     def again(self, name: str, pages: set[Prefix], nodes: Iterable[NodeView]) -> None:
-        """Pages that are there were computed again, and are not left behind (I9).
+        """Existing pages were computed again, and are not evict-first (I9).
 
-        Whole nodes may count as used, except left-behind data: nodes are split from that.
+        Whole nodes may count as used, except evict-first data: nodes are split from that.
         """
         for view in nodes:
             if not pages.isdisjoint(view.pages):
@@ -127,9 +127,9 @@ class Recency:
                 self._note(name, "device", page)
 
     def left_behind(self, name: str, pages: set[Prefix], *, certain: bool) -> None:
-        """Pages just adopted are the next victims, after those left behind before (I9).
+        """Pages just adopted are the next victims, after older evict-first ones (I9).
 
-        Where that is not certain they may also be as they were.
+        If that is not certain they may also be unchanged.
         """
         now = self.clock - LEFT
         used = self.used[name]
@@ -148,11 +148,11 @@ class Recency:
         since: int = 0,
         locked: Mapping[str, set[int]] | None = None,
     ) -> None:
-        """A request resumes at a boundary, or continues from there having got to `position`.
+        """A request resumes at a boundary, or continues from there after it got to `position`.
 
-        Then it is certain to use only data within its reach from both. One that ended there is
-        certain to have used the pages it computed, `since` on. Pages that components pin besides,
-        as in `locked`, may count as used.
+        Then it certainly uses only data within its reach from both. One that ended there certainly
+        used the pages that it computed, from `since` on. Other pages that components pin, as in
+        `locked`, may count as used.
         """
         self.clock += 1
         for component in self.model.components:
@@ -173,7 +173,7 @@ class Recency:
                     self._note(name, tier, page)
 
     def earliest(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> Rank:
-        """The lowest rank that a cell may have; left-behind data goes before all (I9)."""
+        """The lowest rank that a cell may have; evict-first data goes before all (I9)."""
         first = self.certain(component, tier, pages)
         levels = self._levels(pages[-1], first, self.latest(component, pages), self.now_s)
         return self._rank(pages[-1], min(levels), first)
@@ -210,7 +210,7 @@ class Recency:
         return found if begun else [(0, 0), *found]
 
     def is_next(self, name: str, page: Prefix) -> bool:
-        """Whether data is in the clean reserve, and was not used since it came there."""
+        """Whether data is in the clean reserve, and was not used since it was entered."""
         used = self.used[name].get(page, 0)
         return used >= 0 and self.reserved[name].get(page) == used
 
@@ -219,7 +219,7 @@ class Recency:
         return max(self.used[component.name].get(page, 0) for page in pages)
 
     def certain(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> int:
-        """Last use a tier is certain to know of; room may be made before an operation's own."""
+        """Last use that a tier certainly knows; room may be made before an operation's own use."""
         name = component.name
         known = self.known[name, tier]
         return max(self._before.get((name, tier, page), known.get(page, 0)) for page in pages)

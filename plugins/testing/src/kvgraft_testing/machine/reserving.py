@@ -1,7 +1,7 @@
 """The clean reserve under write-back: copied ahead, in order, and no more than its share (B6, E4).
 
-The model notes when a node came to a component's reserve and when its data was last used then. As
-long as it was not used again it leaves before all that is not in the reserve.
+The model notes when a node was entered in a component's reserve and the last use of its data then.
+Unless it is used again it leaves before all data outside of the reserve.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvgraft_testing.machine.tiers import TierChange
 __all__ = ["SHARE", "Reserving"]
 
 SHARE = 3
-"""One in so many DEVICE slots is copied ahead here, so that small pools have a reserve, too."""
+"""One in this many DEVICE slots is copied ahead here, so that small pools have a reserve, too."""
 
 
 class Reserving:
@@ -25,7 +25,7 @@ class Reserving:
         self.model, self.recency, self.judge = model, recency, judge
 
     def note(self, before: Snapshot, after: Snapshot) -> None:
-        """Data that left the reserve is like any other; new data has its place there."""
+        """Forget data that left the reserve; note the place of new data."""
         for component in self.model.components:
             name = component.name
             reserved, now = self.recency.reserved[name], after.held[name].reserved
@@ -43,7 +43,7 @@ class Reserving:
         Args:
             before: the cache before the step.
             after: and behind it.
-            failed: whether a copy could not be begun, or ended badly.
+            failed: whether a copy could not begin, or failed.
         """
         found = 0
         for component in self.model.components:

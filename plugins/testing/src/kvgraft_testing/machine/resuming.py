@@ -1,8 +1,8 @@
 """Where requests can be resumed from, by definition (I9 to I12).
 
 A boundary can be resumed from if every component has the data it needs there. Some boundaries are
-resume points: their data is worth keeping. Other data that bounded reaches leave behind is kept
-too, until its memory is needed. No tree, no slots: sets of page numbers and nothing else.
+resume points: their data is worth keeping. Evict-first data of bounded reaches is kept too, until
+its memory is needed. No tree, no slots: only sets of page numbers.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ SHARE = 8
 """A grid of points takes at most one byte for this many of the base component's."""
 
 REPEAT_SHARE = 4
-"""A state before an aligned prompt's last page saves a repetition one page in so many, or more."""
+"""A state before an aligned prompt's last page saves a repeat at least one page in this many."""
 
 SMALL_STEP = 64
-"""With pages of fewer tokens, the pages that decoding leaves behind go back to the pools."""
+"""With smaller pages, the pages behind a decode's reaches go back to the pools."""
 
 DRAFTED_TOKENS = 64
 """Tokens between two states of a decode with drafts, at most, where there are windows."""
@@ -45,7 +45,7 @@ class Progress:
         captured: boundaries of states it owns.
         shared: the deepest boundary whose state the tree was given; 0 for none.
         based: how far components that need every page have theirs in the tree, pinned.
-        dropped: pages of some component that it gave back.
+        dropped: pages of some component that it freed.
     """
 
     points: set[int] = field(default_factory=set)
@@ -106,9 +106,9 @@ class Resuming:
     def ahead(self, prompt: int, anchor: int, known: int, asked: Collection[int]) -> set[int]:
         """The points decided when a prompt of that many tokens resumes at `anchor`.
 
-        Its end, the last boundary an identical prompt can use, where it departs from others' data
-        (`known`), and the ones asked for. With states only where the prefill stops, or states come
-        from inside it. A state of use to repeats alone must save them a quarter, or be asked for.
+        They are its end, the last boundary that an identical prompt can use, where it departs from
+        others' data (`known`), and the named ones. With states, only boundaries where the prefill
+        stops. A state that only repeats can use must save them a quarter, or be named.
         """
         if not self.matters:
             return set()
@@ -156,7 +156,7 @@ class Resuming:
         return max(page - page % self.decode_pages, prompt // size)
 
     def behind(self, own: Progress, position: int) -> dict[str, set[int]]:
-        """Per bounded component, a request's pages that it needs no more at page `position`."""
+        """Per bounded component, a request's pages that it no longer needs at page `position`."""
         return {
             each.name: {
                 page
@@ -171,9 +171,9 @@ class Resuming:
         return any(page in self.model.pages(component, boundary) for boundary in boundaries)
 
     def may_drop(self, own: Progress, prompt: int, computed: int, name: str, page: int) -> bool:
-        """Whether a page left behind may go back to the pools: no point needs it, and it decodes.
+        """Whether a page behind the reaches may be freed: no point needs it, and it decodes.
 
-        With states, a page that neither a point nor a left-behind state needs is of no use at all.
+        With states, a page that neither a point nor an evict-first state needs is useless.
         """
         each = self.model.component(name)
         if self.is_needed(each, own.points | own.left, page):
@@ -190,7 +190,7 @@ class Resuming:
     ) -> Published:
         """The offer, up to boundary `end`, of a request that ends or shares all its data.
 
-        But for the pages `kept`, per component: others' data is in the tree there.
+        Except the pages `kept`, per component: others' data is in the tree there.
         """
         if self.matters and not self.states:
             own.points |= self.on_grid(prompt, own.last_point, end)
@@ -208,7 +208,7 @@ class Resuming:
     def published(
         self, own: Progress, pages: dict[str, set[int]], states: set[int], end: int
     ) -> Published:
-        """Pages and states that leave a request: for resume points, left behind, or of no use."""
+        """Pages and states that leave a request: for resume points, evict-first, or useless."""
         published = Published(end, {}, states, {})
         for each in (*self.prefix_closed, *self.bounded):
             went = pages[each.name]

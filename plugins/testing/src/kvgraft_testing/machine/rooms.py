@@ -21,7 +21,7 @@ class Rooms:
         self.cache, self.model, self.judge = bench.cache, bench.model, bench.judge
 
     def poll(self) -> None:
-        """Take in transfers that ended."""
+        """Process transfers that ended."""
         self.bench.trace.call("poll")
         wished = self._wished()
         ended = self.bench.act(
@@ -59,7 +59,7 @@ class Rooms:
         return Pressure(needs[Tier.DEVICE], needs[Tier.HOST], unpins=arenas is not None)
 
     def move_memory(self, giver: int, taker: int, tier: Tier) -> bool:
-        """Move an extent between two pools: now, or as polls go on (K7); whether it moves."""
+        """Move an extent between two pools: now, or in later polls (K7); whether it moves."""
         arenas, bench = self.cache.arenas, self.bench
         arena = arenas.by_tier.get(tier) if arenas is not None else None
         if arena is None:
@@ -132,7 +132,7 @@ class Rooms:
             engine.step(index)
 
     def step_all(self) -> None:
-        """Run everything pending and take it in."""
+        """Run everything pending, and poll."""
         self.bench.trace.call(f"all {len(self.bench.engine.pending)} pending copies run")
         self.bench.engine.run_all()
         self.poll()

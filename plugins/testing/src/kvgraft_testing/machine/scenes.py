@@ -1,4 +1,4 @@
-"""Rules that are scenes: several requests meet where calls drawn one by one seldom lead."""
+"""Rules that are scenes: situations of several requests that random calls seldom reach."""
 
 from __future__ import annotations
 
@@ -85,10 +85,11 @@ class Scenes(Picking):
         reserve: int,
         faster: bool,  # noqa: FBT001 - drawn by name
     ) -> None:
-        """A long prompt goes on where others are promised the rest, in small or larger chunks.
+        """A long prompt goes on while others are promised the rest, in small or larger chunks.
 
         It was admitted with chunks of a page, which leave much of a window's pool to others. A
-        larger one is deferred (A5), and each small one takes what the last one gave back (A7).
+        larger chunk is deferred (A5), and each small one takes the slots that the last one freed
+        (A7).
         """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
@@ -222,7 +223,7 @@ class Scenes(Picking):
     ) -> None:
         """Two requests over one prompt begin together, and go on in turns.
 
-        One shares, leaves behind or ends what the other has, too, and both decode the same.
+        One shares, gives up or ends data that the other has, too, and both decode the same.
         """
         self.scenes += 1
         harness = self.harness
@@ -262,7 +263,7 @@ class Scenes(Picking):
         rounds: tuple[tuple[int, str], ...],
         form: tuple[int, int],
     ) -> None:
-        """Requests behind one prompt decode in steps; between two one does something else."""
+        """Requests of one prompt decode in steps; between two steps one makes other calls."""
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
         self._make_place(n_requests)
@@ -309,8 +310,8 @@ class Scenes(Picking):
     ) -> None:
         """Boundaries move while requests hold slots of every kind, and go on (K7).
 
-        The first slots are given to others' data, which goes then, so that what they hold lies in
-        the last extents. The device may compute behind the engine meanwhile.
+        The first slots go to others' data, which leaves then, so that the requests' slots lie in
+        the last extents. The device may lag behind the engine meanwhile.
         """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
@@ -397,7 +398,7 @@ class Scenes(Picking):
     ) -> None:
         """Two requests may wait for the pages that a third computes, which may end before (A8).
 
-        One asks a step later than the other, and may be of another namespace.
+        One asks a step later than the other, and may be in another namespace.
         """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
@@ -438,7 +439,7 @@ class Scenes(Picking):
     ) -> None:
         """Sequences of some namespaces fill the pools, so that each takes room of those before.
 
-        Shows who gives up data, for whom and how much (K4, K5), and in which order (T7).
+        Shows which tenant loses data, for which one and how much (K4, K5), and in which order (T7).
         """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
@@ -508,7 +509,7 @@ class Scenes(Picking):
     @rule(index=picks, length=st.integers(1, 24))
     @unless_over
     def give_up_while_the_store_reads(self, index: int, length: int) -> None:
-        """A sequence leaves both, and nobody wants it when the store has begun to read (S5)."""
+        """A sequence leaves both, and is given up when the store has begun to read (S5)."""
         self._fetch_again(index, length, (), "cancel")
 
     def _fetch_again(self, index: int, length: int, answers: tuple[Answer, ...], ends: str) -> None:
@@ -554,7 +555,7 @@ class Scenes(Picking):
     @rule(index=picks, spare=st.integers(0, 2))
     @unless_over
     def pin_when_little_is_left(self, index: int, spare: int) -> None:
-        """Nearly all slots are promised to a request when a prefix is to be pinned (K6)."""
+        """Nearly all slots are promised to a request when a prefix is pinned (K6)."""
         self.scenes += 1
         harness = self.harness
         sequence = picked(harness.ended, index)

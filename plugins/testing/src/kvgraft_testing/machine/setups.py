@@ -39,17 +39,17 @@ class Setup:
     Attributes:
         name: for test ids and reports.
         options: per component, its options. Their pool sizes override the cache's.
-        plugins: the packages; one that is missing here is looked for among those installed.
+        plugins: the packages; others are taken from those installed.
         page_sizes: tokens per page to try; sizes that components refuse are left out.
         keeping: the eviction policy.
         shared: whether the pools of a tier share one budget, so that boundaries move (K7).
         tenants: settings of tenants that share the pools; none by default.
         device: the name of the caches' device: `"cpu"`, `"simulated"`, or one that torch has.
-        sweep_steps: steps in which cleared data is freed, each of a node; None for as many as are
-            usual, more than such a tree has.
-        stored: whether there is a store behind HOST, whose calls end when they are told to.
-        guarded: whether the guard looks at every call, too.
-        drawn: whether each example draws what this leaves as it is: tenants, a shared budget,
+        sweep_steps: steps in which cleared data is freed, each of a node; None for the usual
+            number, more than such a tree needs.
+        stored: whether there is a store behind HOST, whose calls end when the test says so.
+        guarded: whether the guard checks every call, too.
+        drawn: whether each example draws the settings not given here: tenants, a shared budget,
             priorities and times to live, a store (`drawn_setups`).
     """
 
@@ -71,14 +71,14 @@ TENANTS: Mapping[str, Mapping[str, Any]] = {
     "a": {"namespaces": ["tenant"], "guarantee": 0.4, "weight": 2},
     "default": {"guarantee": 0.3},
 }
-"""Two tenants, one of them for a weight."""
+"""Two tenants, one of them with a weight."""
 
 LIMITED: Mapping[str, Mapping[str, Any]] = {
     "a": {"prefixes": ["t"], "guarantee": 0.2, "limit": 0.6, "weight": 0.5},
     "b": {"prefixes": ["tenant"], "limit": 0.7, "host_limit": 0.5},
     "c": {"namespaces": ["", 0], "guarantee": 0.2},
 }
-"""Tenants that are told apart by the beginning of their namespaces' names, some with a limit."""
+"""Tenants with prefixes of namespaces, some with a limit."""
 
 DRAWN: tuple[Mapping[str, Any], ...] = (
     {"guarded": True},
@@ -132,12 +132,12 @@ def setup_for(
 def setups_for(
     plugin: str | Plugin, options: Mapping[str, Any] | None = None, *, alone: bool = True
 ) -> list[Setup]:
-    """One component in the company it must work in: alone, beside one other kind, beside three.
+    """One component in all companies: alone, beside one other kind, beside three.
 
     Args:
         plugin: the package, or the name of an installed one.
         options: its options.
-        alone: whether it can be; not if its reach does not end at every boundary.
+        alone: whether it can be alone; not if its reach does not end at every boundary.
 
     Raises:
         ConfigError: a name that is not installed.
@@ -166,7 +166,7 @@ def engine_for(device: str) -> PromptedTransferEngine:
 
 
 GUARDED = {"guard": GuardMode.SAMPLED, "guard_sample": 1.0, "guard_full_check": 10**9}
-"""Every call is looked at; the books are recomputed by the machine itself."""
+"""The guard checks every call; the machine itself recomputes the books."""
 
 PIN_SHARE = 0.5
 """Of pools of some ten pages."""
@@ -178,7 +178,7 @@ STORED = {
 }
 
 QUEUE_TIMEOUT_S = 60.0
-"""Calls of the machine for which data that came is kept for its request."""
+"""Calls of the machine for which fetched data is kept for its request."""
 
 
 def open_cache(
@@ -194,7 +194,7 @@ def open_cache(
         setup: the components.
         sizes: page size, policy and pools.
         engine: runs the copies.
-        hooks: notes the hook calls; nobody does by default.
+        hooks: notes the hook calls; by default none does.
         clock: of its times to live; by default the machine's.
 
     Raises:
@@ -238,7 +238,7 @@ def open_cache(
 
 
 def storage_settings(sizes: Sizes) -> StorageSettings:
-    """A store gets all data at once, that used twice, or that leaves HOST, as HOST gets it."""
+    """Settings of a store, whose policy follows the time at which HOST gets data."""
     return StorageSettings(
         model="the machine's",
         weights="none",

@@ -34,11 +34,11 @@ class Sharing:
         self._never = bench.predictor.cannot_copy
 
     def before(self, live: Live) -> Standing:
-        """The request as it asks."""
+        """The request before its call."""
         return Standing(live.waits, live.deferrals_left)
 
     def decided(self, live: Live, decision: Decision) -> None:
-        """Follow a decision: a wait takes one of the request's, and may make another leave a point.
+        """Follow a decision: a wait costs a deferral, and may make another leave a point.
 
         Called before the cache's books are compared with the model's.
         """
@@ -60,7 +60,7 @@ class Sharing:
         self.bench.counts["asked for a point"] += 1
 
     def check(self, live: Live, decision: Decision, standing: Standing) -> None:
-        """It waits for a reason that is true, at most as often as it may, and else goes on."""
+        """It waits only for a true reason, and at most as often as it may."""
         pending, request = decision.pending, live.request
         self.judge.expect(
             request.deferrals_left == live.deferrals_left >= 0,

@@ -21,7 +21,7 @@ from kvgraft_testing.machine.unrolling import SCENES, unrolled
 __all__ = ["shrunk"]
 
 LONGEST_S = 15.0
-"""Seconds of computing after which the smallest failure found so far has to do."""
+"""Seconds of computing after which the smallest failure so far is taken."""
 
 KEPT = frozenset({"device", "host", "tier"})
 """Drawn arguments that have no smaller value."""

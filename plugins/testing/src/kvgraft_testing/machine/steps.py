@@ -1,4 +1,4 @@
-"""A step of the running model: it reads the right data, and its writes are kept."""
+"""A step of the running model: it reads the right data, and its writes stay."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Pages = dict[Prefix, tuple[int, ...]]
 
 
 MOST_REJECTED = 3
-"""Steps one after the other of which nothing is kept, at most."""
+"""Most steps in a row of which nothing is kept."""
 
 
 class Form(NamedTuple):
     """Tokens that a step gives each request slots for, and how many of them are kept.
 
-    Those of a pass that ends where a state is kept are fewer.
+    A pass that ends where a state is kept has fewer.
 
-    A step begins at most one page: the model's evictions do not follow pages that are left behind
-    one after the other in one call.
+    A step begins at most one page: the model's evictions do not follow several evict-first pages in
+    one call.
     """
 
     width: int = 1
@@ -45,11 +45,11 @@ class Form(NamedTuple):
         return self.accepted < self.width
 
     def kept(self, width: int) -> int:
-        """Tokens that are kept of a pass of so many."""
+        """Tokens that are kept of a pass of this many."""
         return min(self.accepted, width)
 
     def n_steps(self, n_tokens: int) -> int:
-        """Steps for which so many tokens' slots do."""
+        """Steps for which the slots of this many tokens suffice."""
         left = max(0, n_tokens - (self.width - self.accepted))
         return left // self.accepted if self.accepted else min(left, 1) * MOST_REJECTED
 
@@ -73,8 +73,8 @@ class Steps:
     ) -> bool:
         """Allocate, read the step's inputs, write its results; False if refused.
 
-        `promised_by` is the rule that says there is room; None where there need not be. Where it
-        is not `fenced`, the request ends or is shared at once, which names the fence (B4).
+        `promised_by` is the rule that guarantees room; None if none does. If it is not `fenced`,
+        the request ends or is shared at once, which names the fence (B4).
         """
         if not self._open(live, n_tokens, promised_by):
             return False
@@ -82,7 +82,7 @@ class Steps:
         return True
 
     def go_on(self, live: Live, n_tokens: int, *, fenced: bool = True) -> None:
-        """The model computes tokens for which there are slots."""
+        """The model computes tokens that have slots."""
         live.started = True
         self.bench.steps += 1
         self._read(live)
@@ -93,7 +93,7 @@ class Steps:
         """One step after the other gives some decoding requests slots for tokens, as promised.
 
         Each but the first notes the tokens of the one before, and takes the next ones' slots. The
-        requests have no pages in common but those of the tree, and are of one namespace.
+        requests have only the tree's pages in common, and are in one namespace.
         """
         kept: list[int] | None = None
         for token in tokens:

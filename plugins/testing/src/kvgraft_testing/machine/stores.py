@@ -1,7 +1,7 @@
 """A store as hostile as its interface allows: every call's outcome is the caller's choice.
 
-A call stays pending until it is told to run, to fail or to be given up. A fetch that was given up
-still writes to its memory later, as one of a synchronous store does.
+A call stays pending until the test runs it, fails it or gives it up. A fetch that was given up
+still writes to its memory later, like one of a synchronous store.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class _Call(NamedTuple):
 
 
 class PromptedStore(Storage):
-    """A store in memory whose calls run when they are told to.
+    """A store in memory whose calls run when the test says so.
 
     Attributes:
         pending: calls that have not returned, oldest first.
         at_once: whether calls run as soon as they are made.
-        found: payloads that changed while the store was to read them.
+        found: payloads that changed before the store read them.
     """
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -73,7 +73,7 @@ class PromptedStore(Storage):
         return True
 
     def state_of(self, access: Access) -> BreakerState | None:
-        """Calls pass, whatever became of those before."""
+        """Calls always pass."""
         del access
         return BreakerState.CLOSED
 
@@ -111,7 +111,7 @@ class PromptedStore(Storage):
         *,
         only_missing: bool = False,
     ) -> StorageTicket:
-        """Store the buffers as they are when the call runs; nobody may change them until then."""
+        """Store the buffers' content at the time the call runs; it must not change until then."""
         del deadline_s, only_missing
         keys, memory = [each.key for each in addresses[:]], _memory(buffers)
         were = [_bytes(each) for each in memory]
@@ -155,7 +155,7 @@ class PromptedStore(Storage):
         return sum(key not in self._stored for key in keys)
 
     def lent(self) -> Iterator[int]:
-        """Where memory begins that calls under way may write to, those given up included."""
+        """Addresses of memory that calls under way may write to, abandoned ones included."""
         for call in self.pending:
             for memory in call.lent:
                 yield from map(address_of, parts_of(memory))
@@ -200,7 +200,7 @@ class PartsWithStore(PartsFactory):
         evictor: Evictor,
         requests: Mapping[int, Request],
     ) -> StorageTier:
-        """A tier of which each call makes one step, so that all interleavings occur."""
+        """A tier whose calls make one step each, so that all interleavings occur."""
         settings = self.config.storage
         assert settings is not None
         pace = Pace(itertools.count().__next__, seconds=STEPS)

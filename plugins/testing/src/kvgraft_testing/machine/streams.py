@@ -1,7 +1,7 @@
-"""The engine of accelerators on a simulated device, whose copies run when they are told to.
+"""The engine of accelerators on a simulated device, whose copies run when the test says so.
 
 The model's steps, and copies within pools, run as soon as a call is over; the bytes of a step are
-there at once. The device keeps the books of who touched which bytes when.
+there at once. The device notes which work accessed which bytes, in order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Streams(StreamTransferEngine):
 
 
 class PromptedStreamEngine(PromptedTransferEngine):
-    """Copies on streams of a simulated device; one that runs, runs those before it, too.
+    """Copies on streams of a simulated device; running one also runs those before it.
 
     Attributes:
         device: the device, for the cache.

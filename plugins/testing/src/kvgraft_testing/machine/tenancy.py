@@ -13,7 +13,7 @@ __all__ = ["check_reserved", "check_taken"]
 def check_reserved(judge: Judge, now: Snapshot) -> None:
     """Running requests, pins and promises leave every other tenant its guarantee (K4, K6).
 
-    Slots on their way out are beside all else: no promise waits for their copies (A7).
+    Slots being demoted do not count: no promise waits for their copies (A7).
     """
     for (name, tier), shares in now.shares.items():
         cached = _cached(now, name, tier, len(shares))
@@ -42,10 +42,10 @@ def _cached(now: Snapshot, name: str, tier: str, n_tenants: int) -> list[int]:
 def check_taken(
     judge: Judge, model: BruteForce, before: Snapshot, after: Snapshot, asks: object
 ) -> None:
-    """A request took no more of another tenant's data than that one had borrowed (K4).
+    """A request evicted no more of another tenant's data than that one had borrowed (K4).
 
-    Data that leaves DEVICE for HOST takes its owner's place there, so on HOST this is looked at
-    only where nothing left DEVICE.
+    Data that leaves DEVICE for HOST takes its owner's place there, so on HOST this is checked only
+    if nothing left DEVICE.
     """
     if not before.shares or asks is NOBODY:
         return

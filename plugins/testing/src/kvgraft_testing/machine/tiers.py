@@ -16,7 +16,7 @@ def cut_nodes(
     ends: set[Prefix],
     keep: Callable[[NodeView], bool] = lambda view: False,
 ) -> list[NodeView]:
-    """Nodes cut where there are ends after the operation, but for those to `keep` whole."""
+    """Nodes cut at the ends of nodes after the operation, except those to `keep` whole."""
     cut: list[NodeView] = []
     position: list[int] = []
     for view in nodes:
@@ -32,7 +32,7 @@ def cut_nodes(
 
 
 def vanished(view: NodeView, before: Snapshot, after: Snapshot) -> bool:
-    """Whether none of a node's data is where it was."""
+    """Whether all data of a node is gone or moved."""
     return not any(
         page in there and there[page] == now.get(page)
         for name, held in before.held.items()
@@ -66,7 +66,7 @@ class TierChange:
         return held.device if self.tier == "device" else held.host
 
     def cells_of(self, view: NodeView, name: str) -> tuple[Prefix, ...]:
-        """The pages a component's cell on a node stands for."""
+        """The pages of a component's cell on a node."""
         return view.pages[-1:] if self.parts[name].is_state else view.pages
 
     def n_slots(self, view: NodeView, name: str) -> int:
@@ -94,9 +94,9 @@ class TierChange:
         ]
 
     def remade(self, name: str, view: NodeView) -> bool:
-        """Whether the cell went and came back within the operation, or may have.
+        """Whether the cell left and came back within the operation, or may have.
 
-        On HOST it may have if it left DEVICE: demoted data may get back the slots it had.
+        On HOST it may have if it left DEVICE: demoted data may get its old slots again.
         """
         page = self.cells_of(view, name)[-1]
         before, after = self.before.held[name], self.after.held[name]
@@ -105,7 +105,7 @@ class TierChange:
         return self._cells(self.before, name).get(page) != self._cells(self.after, name).get(page)
 
     def live_below(self, stays: Callable[[str, Prefix], bool]) -> set[Prefix]:
-        """Last pages of first-snapshot nodes under which a cell is held that `stays`."""
+        """Last pages of first-snapshot nodes above a held cell that `stays`."""
         live: set[Prefix] = set()
         nodes = self.before.nodes
         for view in reversed(nodes):
@@ -119,15 +119,15 @@ class TierChange:
         return live
 
     def live_before(self) -> set[Prefix]:
-        """Nodes under which something was held."""
+        """Nodes above held cells."""
         return self.live_below(lambda name, page: True)
 
     def live_throughout(self) -> set[Prefix]:
-        """Nodes under which something was held all the time: never leaves meanwhile."""
+        """Nodes above cells that were held all the time: never leaves meanwhile."""
         return self.live_below(lambda name, page: not self.remade(name, NodeView((page,), -1)))
 
     def pinned(self, snapshot: Snapshot, name: str, view: NodeView) -> bool:
-        """Whether somebody holds the component's cell on the node."""
+        """Whether the component's cell on the node is held."""
         held, last = snapshot.held[name], view.pages[-1]
         if self.tier == "device":
             return last in held.device_pinned

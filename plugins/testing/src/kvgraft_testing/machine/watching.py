@@ -1,7 +1,7 @@
 """Readers of the cache's events beside the tree: a good one, one that lags, one that fails.
 
-Each keeps what it was told, by code of its own: `kvgraft_observe.events.Residency` is not used. The
-model names pages by namespace and all tokens up to their end; their hashes are made from these.
+Each applies events by code of its own: `kvgraft_observe.events.Residency` is not used. The model
+names pages by namespace and all tokens up to their end; their hashes are made from these.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from kvgraft_testing.machine.observing import Snapshot
 __all__ = ["Watching"]
 
 ROUND, SILENT = 16, 2
-"""Calls of a round; in the first ones nobody listens."""
+"""Calls of a round; in the first ones there is no reader."""
 
 EVERY = 5
-"""Calls after which the reader that lags reads."""
+"""Calls after which the lagging reader reads."""
 
 ROOM = 12
 """Events that may wait for it."""
@@ -51,7 +51,7 @@ class Names:
         return found
 
     def behind(self, parent: bytes, tokens: Sequence[int]) -> bytes:
-        """The hash of a page's tokens behind a page."""
+        """The hash of a page's tokens after a page."""
         return hashlib.sha256(parent + array("i", tokens).tobytes()).digest()
 
 
@@ -63,7 +63,7 @@ class Told:
         self.pages: dict[tuple[str, str], dict[bytes, int]] = {}
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Take events in; each must fit those before (V1)."""
+        """Apply events; each must fit those before (V1)."""
         for event in events:
             if isinstance(event, Cleared):
                 self.pages.clear()
@@ -128,7 +128,7 @@ class Watching:
         self._streams: list[EventStream] = []
 
     def check(self, after: Snapshot) -> None:
-        """A call is over: what was told is what is there."""
+        """After a call: the events equal the tree's data."""
         self._calls += 1
         phase = self._calls % ROUND
         if phase == SILENT:

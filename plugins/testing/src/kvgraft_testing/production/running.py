@@ -26,7 +26,7 @@ from kvgraft_testing.production.surroundings import environment, hidden
 __all__ = ["Run", "apart", "beside"]
 
 TIMEOUT_S = 300.0
-"""Seconds after which a process is ended: far more than it takes on a machine with much to do."""
+"""Seconds after which a process is ended: far more than it needs on a busy machine."""
 
 NAME = "serving_engine"
 """The name of the engine's copy."""
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
     Attributes:
         notes: in the order in which they were written.
-        error: the last line of the process's output, if it was one of its own.
+        error: the last line of the process's output, if it had a process of its own.
     """
 
     notes: tuple[Seen, ...]
@@ -65,7 +65,7 @@ class Run(NamedTuple):
         return None
 
     def refused(self, component: str) -> ContractViolation | None:
-        """The first hook that raised, or answered in another form."""
+        """The first hook that raised, or returned a wrong type."""
         for kind, hook, said in self.notes:
             if kind == "raised":
                 return ContractViolation(HOOK_RULES.get(hook, "I8"), component, said)
@@ -76,7 +76,7 @@ class Run(NamedTuple):
         return None
 
     def difference(self, other: Run, here: str, there: str) -> str | None:
-        """The first thing that was otherwise in another run; None if all was the same."""
+        """The first difference to another run; None if there is none."""
         mine, others = self._compared(), other._compared()
         for one, two in zip(mine, others):
             if one.done != two.done:
@@ -89,7 +89,7 @@ class Run(NamedTuple):
         return None
 
     def difference_by_cache(self, other: Run) -> str | None:
-        """The first answer in a cache of another run, which has several at once; None if none."""
+        """The first different answer in another run, with several caches at once; None if none."""
         mine, others = self._by_cache(), other._by_cache()
         for where in mine.keys() & others.keys() - {""}:
             for one, two in zip(mine[where], others[where]):

@@ -2,7 +2,7 @@
 
 A component that is checked runs beside the suite. Functions it could silence are noted before its
 code runs: every function and class of kvgraft and of Hypothesis, kvgraft's constants, and the calls
-that end a process. Every object that is another one later is named, and put back.
+that end a process. Every replaced object is named, and put back.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OURS = (
 """The core and its parts."""
 
 WATCHED = (*OURS, "hypothesis")
-"""Packages that a component leaves alone."""
+"""Packages that a component must not change."""
 
 CALLS: tuple[tuple[ModuleType, str], ...] = ((os, "_exit"), (sys, "exit"))
 """Functions that a component must not replace."""
@@ -109,7 +109,7 @@ class _Taken:
 def seal() -> Told:
     """Note the objects that a component must not change, before its code runs.
 
-    Modules that are imported later, and names that are added, are not looked at.
+    Modules that are imported later, and added names, are not checked.
 
     Returns:
         A function that says whether something changed. It is a closure over plain values: nothing

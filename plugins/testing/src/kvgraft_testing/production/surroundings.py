@@ -19,7 +19,7 @@ SIGNS = ("PYTEST", "HYPOTHESIS", "COV_", "COVERAGE", "TOX", "NOX", "KVGRAFT_", "
 
 
 def environment(first: str) -> dict[str, str]:
-    """For a process that imports from a directory, then from where this one does, without signs."""
+    """Variables of a process that imports from a directory, then as this one, without signs."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SIGNS)}
     return {**kept, "PYTHONPATH": os.pathsep.join((first, python_path()))}
 

@@ -1,4 +1,4 @@
-"""A device without hardware that runs everything as late as it may, and checks the order.
+"""A device without hardware that runs everything as late as allowed, and checks the order.
 
     device = SimulatedDevice()
     ...                             # serve a cache on it

@@ -1,4 +1,4 @@
-"""The simulated device: memory, streams and a schedule that somebody chooses."""
+"""The simulated device: memory, streams and a schedule that can be chosen."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ SMALL = CopySizes(
     n_streams=2,
     first_nbytes=256,
 )
-"""For pools of some kilobytes: every way is taken, and rings go round."""
+"""For pools of some kilobytes: copies take every way, and rings wrap around."""
 
 PAGE_NBYTES = 4096
-"""Memories begin at multiples of it, and do not touch."""
+"""Alignment of memories, which do not adjoin."""
 
 Bytes = npt.NDArray[np.int64]
 """Numbers of bytes of a memory."""
@@ -50,28 +50,28 @@ MOST_SHOWN = 40
 
 
 def latest(n: int) -> int:
-    """Everything runs as late as it may."""
+    """Everything runs as late as allowed."""
     del n
     return 0
 
 
 class SimulatedDevice:
-    """A device that lies in wait; see `StreamRuntime`.
+    """A device that runs work as late as allowed; see `StreamRuntime`.
 
-    It queues all that is submitted. Work runs when the host waits for something that needs it, or
-    when the schedule chooses so, in an order that streams and events allow. Every access to its
-    memory, and to page-locked memory, is checked against all accesses that are not ordered with it.
+    It queues all submitted work. Work runs when the host waits for something that needs it, or when
+    the schedule chooses so, in an order that streams and events allow. Every access to its memory,
+    and to page-locked memory, is checked against all accesses that are not ordered with it.
 
     One thread uses it.
 
     Args:
-        choose: the schedule; by default everything runs as late as it may.
-        sizes: when copies take which way.
+        choose: the schedule; by default everything runs as late as allowed.
+        sizes: thresholds between the ways of copies.
 
     Attributes:
         stages: true: small rows go through a ring.
         schedule: the steps that ran, in order, in words.
-        host_clock: what the host knows to have happened.
+        host_clock: the work that the host knows to have run.
     """
 
     def __init__(self, choose: Choose = latest, sizes: CopySizes = SMALL) -> None:
@@ -164,7 +164,7 @@ class SimulatedDevice:
         reads: Sequence[SomeRows] = (),
         writes: Sequence[SomeRows] = (),
     ) -> None:
-        """Queue a kernel of one's own on the current stream.
+        """Queue a custom kernel on the current stream.
 
         Args:
             label: its name in messages.

@@ -1,4 +1,4 @@
-"""Streams that keep what they are told until the host needs it."""
+"""Streams that queue their work until the host needs it."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Point(NamedTuple):
 
 
 class Work(NamedTuple):
-    """Something a stream was told to do.
+    """A piece of a stream's work.
 
     Attributes:
         number: in the order of submission to the device.
         label: its name in messages.
         purpose: what it is for.
         point: its place in its stream.
-        clock: what is known to have happened before.
+        clock: the work that is known to have run before.
         after: points of other streams that it waits for.
-        run: does it, and notes the accesses.
+        run: runs it, and notes the accesses.
     """
 
     number: int
@@ -56,7 +56,7 @@ class SimulatedEvent:
         self._since = since
 
     def done(self) -> bool:
-        """Whether the schedule has got there; a schedule may choose to get there now."""
+        """Whether the schedule has reached it; a schedule may choose to do so now."""
         device = self.point.stream.device
         device.expect_alive()
         if not self.passed and not device.choose(2):
@@ -64,7 +64,7 @@ class SimulatedEvent:
         return self.wait()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Run all that the point needs; the host then knows that it happened."""
+        """Run all work that the point needs; the host then knows that it ran."""
         del timeout
         stream = self.point.stream
         stream.device.expect_alive()
@@ -75,7 +75,7 @@ class SimulatedEvent:
         return True
 
     def replace(self, run: Callable[[Work], None]) -> None:
-        """Let the work since the event before do something else, if it has not run."""
+        """Replace the work since the event before, if it has not run."""
         queue = self.point.stream.queue
         for index, work in enumerate(queue):
             if self._since < work.point.step <= self.point.step:
@@ -83,7 +83,7 @@ class SimulatedEvent:
 
     @property
     def passed(self) -> bool:
-        """Whether the device got there; the host does not learn of it."""
+        """Whether the device has reached it; the host does not learn that."""
         return self.point.stream.ran >= self.point.step
 
     @property
@@ -99,8 +99,8 @@ class SimulatedStream:
 
     Attributes:
         name: in messages.
-        clock: what its next work will know.
-        queue: what has not run, oldest first.
+        clock: the work known to have run before its next work.
+        queue: work that has not run, oldest first.
         submitted, ran: the last step submitted, and run.
         failed: errors of steps that raised.
     """
@@ -144,7 +144,7 @@ class SimulatedStream:
         self._after.append(event.point)
 
     def submit(self, number: int, label: str, run: Callable[[Work], None]) -> None:
-        """Queue some work; it knows all that the host knows now."""
+        """Queue some work; it inherits the host's clock."""
         self.submitted += 1
         join(self.clock, self.device.host_clock)
         self.clock[self.name] = self.submitted

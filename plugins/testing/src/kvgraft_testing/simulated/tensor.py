@@ -59,7 +59,7 @@ class DeviceTensor(torch.Tensor):
 
     @property
     def device(self) -> torch.device:  # type: ignore[override]
-        """That of its owner."""
+        """Its owner's device."""
         return self.owner.device
 
     def data_ptr(self) -> int:

@@ -20,7 +20,7 @@ class StorageClause(NamedTuple):
         rule: the rule of the contract it is part of.
         name: unique.
         sentence: the condition checked.
-        needs: the capability it is about; empty if it is asked of all.
+        needs: the capability it is about; empty if it applies to all.
         check: raises `ContractViolation` if it does not hold.
     """
 

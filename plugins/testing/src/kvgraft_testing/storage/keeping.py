@@ -1,4 +1,4 @@
-"""Clauses about data that stays or is removed, and a store's report of itself."""
+"""Clauses about data that stays or is removed, and about a store's own counts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LARGEST = 64 << 20
 """Stores beyond this size are not filled."""
 
 PAUSE_S = 0.02
-"""Between two looks at the effects of another opener."""
+"""Seconds between two checks for the effects of another opener."""
 
 
 @storage_clause("S8", "Removed and cleared keys are gone, and no others.")

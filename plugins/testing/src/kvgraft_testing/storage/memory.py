@@ -1,4 +1,4 @@
-"""The reference backend: a dictionary with a capacity, least recently used out first."""
+"""The reference backend: a dictionary with a capacity, which evicts the least recently used key."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class MemoryBackend(StorageBackend):
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Copy out; see `StorageBackend.get_into`."""
+        """Copy values out; see `StorageBackend.get_into`."""
         with self._lock:
             told = [self._get(key, value) for key, value in zip(keys, values)]
             self._use(reversed(keys))
@@ -71,13 +71,13 @@ class MemoryBackend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Copy in, and make room; see `StorageBackend.set_from`."""
+        """Copy values in, and make room; see `StorageBackend.set_from`."""
         with self._lock:
             told = [self._set(*each) for each in zip(reversed(keys), reversed(values))]
             return told[::-1]
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Used now, the last one most recently."""
+        """Mark keys as used now, the last one most recently."""
         with self._lock:
             self._use(keys)
 
@@ -104,7 +104,7 @@ class MemoryBackend(StorageBackend):
                 self._events.clear()
 
     def flush(self) -> None:
-        """Nothing is durable here."""
+        """Does nothing: no data is durable here."""
 
     def stats(self) -> StoreStats:
         """Counts of the content."""
@@ -122,7 +122,7 @@ class MemoryBackend(StorageBackend):
             return VerifyReport(len(self.stored), self._nbytes(), tuple(damaged))
 
     def healthy(self) -> bool:
-        """Until it is closed."""
+        """True until it is closed."""
         return not self.closed
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """A process that uses a store beside others: `python -m kvgraft_testing.storage.stirring URL N`.
 
-It stores the first pages, `N` bytes each, and removes every second of them, again and again.
+It repeatedly stores the first pages, `N` bytes each, and removes every second of them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ ROUNDS = 10
 
 
 def stir(url: str, nbytes: int) -> None:
-    """Store and remove; all of it is there at the end.
+    """Store and remove; all pages are stored at the end.
 
     Raises:
-        AssertionError: the store did not take something, or could not be closed in time.
+        AssertionError: the store refused a page, or could not be closed in time.
     """
     storage = Storage(FINGERPRINT, open_storage(url))
     for _ in range(ROUNDS):

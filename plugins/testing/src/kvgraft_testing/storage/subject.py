@@ -74,7 +74,7 @@ class StorageSubject:
 
     @contextmanager
     def supervised(self, store: StorageBackend) -> Iterator[Storage]:
-        """A store behind supervision that never leaves it alone; closed afterwards."""
+        """A supervised store whose breaker never opens; closed afterwards."""
         limits = SupervisionLimits(deadline_s=self.deadline_s, failure_limit=1 << 30)
         storage = Storage(self.fingerprint, store, limits)
         try:

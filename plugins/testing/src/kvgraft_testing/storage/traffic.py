@@ -122,7 +122,7 @@ def fetched(storage: Storage, places: Sequence[Address], nbytes: int) -> list[St
     """Fetch; a status per address.
 
     Raises:
-        AssertionError: a payload with status OK is not the one that belongs there.
+        AssertionError: a payload with status OK is the wrong one.
     """
     buffers = [bytearray(nbytes) for _ in places]
     told = settled(storage.get(places, buffers, _deadline_s(storage)))

@@ -1,11 +1,11 @@
 """A small engine that notes a component's answers and the effects of a cache with it.
 
-It imports the core and nothing of the suite, so that it also runs where no suite is: as a program
+It imports the core and nothing of the suite, so that it also runs without the suite: as a program
 in a process of its own, from a copy of this folder. Its calls and requests are the same every time;
-so are its notes, unless the component looks at more than its arguments.
+so are its notes, unless the component uses more than its arguments.
 
 timing     how long hooks take, and the notes
-asking     everything that a component can be asked, on its own
+asking     all calls of a component's hooks, on its own
 serving    requests served in a cache with the component alone
 """
 
@@ -24,15 +24,15 @@ __all__ = ["BLOCKS_S", "HANGS_S", "Seen", "watch", "watch_together"]
 
 
 def watch(plugin: Any, options: Mapping[str, Any], note: Note) -> None:
-    """Ask a component everything and serve requests with it, on a thread of its own.
+    """Call all hooks of a component and serve requests with it, on a thread of its own.
 
-    Returns once that ended, or a hook hangs; the thread is then left behind.
+    Returns when that ended, or a hook hangs; its thread is then abandoned.
     """
     _watch(_one_by_one, plugin, options, note)
 
 
 def watch_together(plugin: Any, options: Mapping[str, Any], note: Note) -> None:
-    """Ask the same of it while it is built for several caches at once, the last one first."""
+    """Make the same calls while it is built for several caches at once, the last one first."""
     _watch(_together, plugin, options, note)
 
 

@@ -1,4 +1,4 @@
-"""The engine as a program: a note a line on standard output."""
+"""The engine as a program, which prints a note a line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _lines(out: int) -> Note:
 
 
 def main() -> None:
-    """Watch an installed component, in one cache or in several; a note a line is put out."""
+    """Watch an installed component, in one cache or in several; prints a note a line."""
     out = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     from kvgraft.packages.registry import select

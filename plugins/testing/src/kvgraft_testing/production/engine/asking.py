@@ -1,4 +1,4 @@
-"""Everything that a component can be asked, on its own."""
+"""All calls of a component's hooks, on its own."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SIZES = ((1, 2, 4), (8,), (16,), (32,), (64,), (128,))
 
 
 class Cache(NamedTuple):
-    """Settings that a component is built for.
+    """Settings for which a component is built.
 
     Attributes:
-        where: the same in words, as notes have it.
+        where: the same in words, for notes.
         options: its options.
         page_size: tokens per page.
-        pages, host_pages: about so many pages on DEVICE and on HOST.
+        pages, host_pages: about this many pages on DEVICE and on HOST.
     """
 
     where: str
@@ -36,7 +36,7 @@ class Cache(NamedTuple):
 
 
 class Asking:
-    """Asks hooks and notes their answers."""
+    """Calls hooks and notes their answers."""
 
     def __init__(self, plugin: Any, options: dict[str, Any], note: Note, timed: Timed) -> None:
         self.plugin, self.options, self.note, self.timed = plugin, options, note, timed
@@ -94,7 +94,7 @@ class Asking:
             return None
 
     def ask(self, cache: Cache) -> None:
-        """Build it and ask it everything."""
+        """Build it and call all its hooks."""
         mounted = self._mount(cache)
         if mounted is not None:
             self._ask(mounted, cache.where, cache.page_size)

@@ -1,7 +1,7 @@
 """Copies of the process that a component forks: they end at once, and the fork is reported (P10).
 
-A copy would go on with this process's work, fork again, and answer in its place. Programs that
-a component starts with `subprocess` are none.
+A copy would go on with this process's work, fork again, and answer in its place. Programs that a
+component starts with `subprocess` are not affected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ __all__ = ["end_forks"]
 
 
 def end_forks(tell: Callable[[], None]) -> None:
-    """From now on, end every copy of this process; lasts until the process ends.
+    """End every later copy of this process, as long as it runs.
 
     Args:
         tell: called in this process before each copy is made.

@@ -15,16 +15,16 @@ BLOCKS_S = 0.1
 """Seconds after which a hook has blocked; a hook computes for some microseconds."""
 
 TIMES = 5
-"""Slow calls in a row after which a hook blocks; a busy machine is not slow as often."""
+"""Slow calls in a row after which a hook counts as blocking; a busy machine has fewer."""
 
 HANGS_S = 20.0
-"""Seconds after which a hook is not waited for any longer."""
+"""Longest wait for a hook, in seconds."""
 
 Note = Callable[[str, str, str], None]
 """Takes the kind of an observation, the call and its result.
 
-Kinds are `"seen"`, `"raised"` and `"form"` (the call is then a hook), `"blocked"`, `"calling"`
-(a hook that begins to be asked), `"cache"` (from here on it is asked in that one) and `"end"`.
+Kinds are `"seen"`, `"raised"` and `"form"` (the call is then a hook), `"blocked"`, `"calling"` (a
+hook whose calls begin), `"cache"` (the cache of the calls from now on) and `"end"`.
 """
 
 
@@ -37,7 +37,7 @@ class Seen(NamedTuple):
 
 
 class Stopwatch:
-    """Takes the time of a call in this thread, from when it is made."""
+    """Times a call in this thread, from when it is made."""
 
     def __init__(self) -> None:
         self._waits = _n_waits()
@@ -60,7 +60,7 @@ def _n_waits() -> int | None:
 
 
 class Timed:
-    """The hooks of a component, with how long they take."""
+    """The hooks of a component, with their times."""
 
     def __init__(self, note: Note) -> None:
         self._note = note
@@ -104,5 +104,5 @@ class Timed:
             self._note("blocked", hook, said)
 
     def is_slow(self, hook: str) -> bool:
-        """Whether the last call was slow and it is not known yet whether others are."""
+        """Whether the last call was slow and more calls must decide."""
         return bool(self._slow.get(hook)) and not self.blocked
