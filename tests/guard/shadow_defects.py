@@ -134,7 +134,7 @@ def a_window_that_gives_back_what_it_left_behind(put: Patch) -> None:
 
 
 @breaks("I9", "window")
-def leavings_that_count_as_used(put: Patch) -> None:
+def evict_first_data_that_counts_as_used(put: Patch) -> None:
     take = inserting._take
     put.setattr(
         inserting,
@@ -147,7 +147,7 @@ def leavings_that_count_as_used(put: Patch) -> None:
 
 
 @breaks("I9", "window")
-def leavings_that_go_before_older_ones(put: Patch) -> None:
+def evict_first_data_that_goes_before_older_data(put: Patch) -> None:
     scene = Scene()
     scene.cached(PROMPT)
     put.setattr(inserting, "LEFT_BEHIND", LEFT_BEHIND + (100 << CLASS_BITS))
@@ -247,7 +247,7 @@ def a_demand_that_leaves_out_the_points(put: Patch) -> None:
 
 
 @breaks("I12", "base")
-def leavings_that_cost_a_promise(put: Patch) -> None:
+def evict_first_data_that_costs_a_promise(put: Patch) -> None:
     put.setattr(Account, "renewal", lambda self, n: n + 1)
     Scene().computed(PROMPT, chunk=16)
 

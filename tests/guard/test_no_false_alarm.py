@@ -582,7 +582,7 @@ def test_drafts_cut_from_a_key_count_in_no_later_step_whoever_steps_between(
         first, other = (
             prefilled(cache, range(start, start + 100), reserve=60) for start in (0, 1000)
         )
-        for _ in range(4):  # every request goes the common way once
+        for _ in range(4):  # every request takes the fast path once
             step = cache.step([first], [[1, 2, 3, 4]], n_drafts=3)
             assert step.requests == [first]
             computed = first.computed

@@ -64,7 +64,7 @@ def windows_outlive_a_long_prompt(page_size: int = 1) -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 2])
-def test_windows_of_finished_conversations_outlive_the_leavings_of_a_long_prompt(
+def test_windows_of_finished_conversations_outlive_the_evict_first_data_of_a_long_prompt(
     page_size: int,
 ) -> None:
     windows_outlive_a_long_prompt(page_size)

@@ -213,7 +213,7 @@ def a_backup_is_published_without_its_parent(patch: Patch) -> None:
 
 
 @mutant("everything", "T5", "T4", "B1", examples=1000)
-def a_transfer_is_published_where_the_data_it_hangs_from_is_missing(patch: Patch) -> None:
+def a_transfer_is_published_where_the_data_it_depends_on_is_missing(patch: Patch) -> None:
     patch.setattr(operations, "holds_up", lambda *given, **named: True)
 
 

@@ -770,7 +770,7 @@ GUARDED_CORES: dict[str, BadCore] = {
         "            self.points.skip_left_out(request)\n",
         "            request.points_left_out = None\n",
     ),
-    "a canonical copy goes before the data that hangs from it": BadCore(
+    "a canonical copy goes before the data that depends on it": BadCore(
         ("E5", "E3", "T4", "T5", "E6", "T8"),
         "tree/eviction.py",
         "if other.index in component.narrower and (other is component or not other.home_is_host)",

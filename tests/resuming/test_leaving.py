@@ -72,7 +72,7 @@ def test_another_request_resumes_from_data_a_running_one_left_behind() -> None:
     cache.close()
 
 
-def test_the_windows_of_finished_conversations_outlive_the_leavings_of_a_long_prompt() -> None:
+def test_windows_of_finished_conversations_outlive_the_evict_first_data_of_a_long_prompt() -> None:
     cache = window_cache(window_tokens=4096)
     talks = [range(1000 * n, 1000 * n + 384) for n in range(1, 4)]
     for talk in talks:

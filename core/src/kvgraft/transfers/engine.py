@@ -219,7 +219,7 @@ def _stop(submissions: Submissions, n_workers: int) -> None:
 
 
 def _work(submissions: Submissions, fence_timeout_s: float) -> None:
-    """Run submissions until told to stop; between two it holds none, and so no pool."""
+    """Run submissions until the end of the queue; between two it holds none, and so no pool."""
     while (item := submissions.get()) is not None:
         ticket, fence, until = item
         try:

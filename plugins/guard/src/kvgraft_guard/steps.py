@@ -170,7 +170,7 @@ class Steps:
                     f"a multiple of {every}, where its state is to be kept",
                 )
 
-    # -- requests that go the common way
+    # -- requests on the fast path
 
     def _check_common(self, was: _Before, n_tokens: int) -> None:
         request, size = was.request, self.size

@@ -202,7 +202,7 @@ class Rooms:
             self.judge.expect(
                 not left, rule, name, lambda: f"{short}, {left} could still be evicted"
             )
-            # On HOST a load-back pins only its source; the pages that hangs from stay as well.
+            # On HOST a load-back pins only its source; the pages above it stay as well.
             self.judge.expect(
                 now.evictable == 0 or (tier is Tier.HOST and component.is_prefix_closed),
                 "E6",
