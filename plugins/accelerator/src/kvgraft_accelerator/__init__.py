@@ -1,4 +1,4 @@
-"""A device of torch's: CUDA, ROCm, XPU, and whatever else has torch's streams and events.
+"""A torch device: CUDA, ROCm, XPU, and any other with torch's streams and events.
 
 protocol       streams and events, as copies need them
 runtime        the device: memory, streams, events

@@ -169,7 +169,7 @@ class CudaDriver:
         self._call("cuMemRelease", ctypes.c_uint64(handle))
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait for all that the device was told to do."""
+        """Wait for all submitted work of the device."""
         torch.cuda.synchronize(device)
 
     def tensor(

@@ -17,9 +17,9 @@ __all__ = ["MappedSpace"]
 class MappedSpace:
     """Address space on a CUDA device, of which the first blocks of each part have memory.
 
-    Memory reads as zeros when it is mapped. Before blocks are unmapped the device has done all that
-    it was told, so no kernel in its queue reads them any more. What is mapped goes back when the
-    last tensor of the space is gone.
+    Memory reads as zeros when it is mapped. Before blocks are unmapped the device has finished all
+    submitted work, so no kernel in its queue reads them any more. Mapped memory is freed with the
+    last tensor of the space.
 
     Args:
         driver: of the device.
@@ -29,10 +29,10 @@ class MappedSpace:
 
     Attributes:
         mapped_nbytes: how much of each part has memory now.
-        slack_nbytes: most bytes that it takes beyond those that it was asked for.
+        slack_nbytes: most bytes that it takes beyond the requested ones.
 
     Raises:
-        ConfigError: the device has not that much address space.
+        ConfigError: the device lacks address space.
     """
 
     def __init__(

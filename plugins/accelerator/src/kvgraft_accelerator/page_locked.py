@@ -1,6 +1,6 @@
 """Memory of the host that CUDA page-locks where it is.
 
-Torch's allocator for page-locked memory takes powers of two: up to twice what was asked for. Pages
+Torch's allocator for page-locked memory takes powers of two: up to twice the requested size. Pages
 of the system are large ones where it has some: they are locked sooner.
 """
 

@@ -23,7 +23,7 @@ from kvgraft_accelerator.ways import Ways, find_ways, parted
 __all__ = ["Accelerator", "AcceleratorEvent", "AcceleratorStream"]
 
 FIRST_LOOK_S, LAST_LOOK_S = 20e-6, 1e-3
-"""Seconds between two looks at an event that the host waits for: at first, and most."""
+"""Seconds between two checks of an event that the host waits for: at first, and at most."""
 
 PRIORITIES = {Purpose.LOAD_BACK: -1, Purpose.SCATTER: -1}
 """Lower is sooner. The others have 0, than which torch has none later; a model's stream has it,
@@ -184,7 +184,7 @@ class AcceleratorStream:
 
     Attributes:
         raw: torch's.
-        purpose: the use that was asked for.
+        purpose: the requested use.
     """
 
     def __init__(self, device: Accelerator, raw: torch.Stream, purpose: Purpose) -> None:

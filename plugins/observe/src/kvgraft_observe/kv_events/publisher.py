@@ -48,7 +48,7 @@ class KvEventPublisher:
 
     The cache's thread only hands events over, in its polls; they are hashed, packed and sent on a
     thread of the publisher. If that lags too far behind, the events are dropped and counted, and
-    subscribers are told to forget everything, then where everything is (V3).
+    subscribers get `AllBlocksCleared`, then a snapshot (V3).
 
     A subscriber that missed batches asks the replay socket for those since a number. If they are
     not kept any more, the publisher tells everything anew, to all.

@@ -1,6 +1,6 @@
 """The messages of vLLM's KV events, as its versions from 0.32 on read them.
 
-A batch is an array, an event in it a map with its kind as `type`. Fields are told apart by their
+A batch is an array, an event in it a map with its kind as `type`. Fields are distinguished by their
 names, those of vLLM; the ones with a default are left out where they have it.
 """
 
