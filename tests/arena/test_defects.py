@@ -102,7 +102,25 @@ def transfers_wait() -> None:
     cache.close()
 
 
-SCENES = (everything_moves, transfers_wait)
+def a_decode_moves() -> None:
+    """The last state that a decode kept leaves the end of its pool with the live one."""
+    cache = opened(device_tokens=480 * PAGE, decode_interval_tokens=0, guard_full_check=1)
+    for _ in range(4):
+        assert cache.move_memory("full", "mamba")
+    before = [prefilled(cache, first, PAGE) for first in range(0, 14_000, 1000)]
+    decode = prefilled(cache, 20_000, PAGE, reserve=3 * PAGE)
+    for token in range(PAGE + 1):
+        decode.key.extend([token])
+        assert cache.allocate(decode, 1)
+        cache.computed(decode, 1)
+    for request in before:
+        cache.abort(request)
+    squeeze(cache, "mamba", "full")
+    assert cache.finish(decode) == 2 * PAGE
+    cache.close()
+
+
+SCENES = (everything_moves, transfers_wait, a_decode_moves)
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)

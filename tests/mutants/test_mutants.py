@@ -11,6 +11,7 @@ from . import cores_of_events as _events  # noqa: F401 - fills CORES
 from . import cores_of_keeping as _keeping  # noqa: F401 - fills CORES
 from . import cores_of_newer_parts as _newer  # noqa: F401 - fills CORES
 from . import cores_of_points as _points  # noqa: F401 - fills CORES
+from . import cores_of_refusals as _refusals  # noqa: F401 - fills CORES
 from . import cores_of_requests as _more  # noqa: F401 - fills CORES
 from . import cores_of_sharing as _sharing  # noqa: F401 - fills CORES
 from . import cores_of_storing as _storing  # noqa: F401 - fills CORES

@@ -14,12 +14,21 @@ from .under_guard import TABLE, patched, source_of
 AT_LEAST = 0.6
 """Share of the bad cores that the guard finds."""
 
+SHARE = 8
+"""One in so many bad cores that the table has as found is judged anew by the long test."""
+
 FOUND_AT_ONCE = (
     "a match skips a node after each gap",
     "a split forgets when the upper part was used",
     "rows of a backup are crossed",
 )
 """Found early in the replay without a store, which is the same however busy the machine is."""
+
+
+def listed() -> list[tuple[str, str, str]]:
+    """The rows of the table: the bad core, the rules it breaks, and the one named."""
+    text = TABLE.read_text(encoding="utf-8")
+    return re.findall(r"^\| (.+) \| ([A-Z0-9 ]+) \| (\S+) \|$", text, re.MULTILINE)
 
 
 def judged(*names: str) -> dict[str, str]:
@@ -46,9 +55,10 @@ def test_the_guard_is_silent_about_a_busy_replay(name: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_the_guard_finds_most_bad_cores_in_busy_replays() -> None:
-    found = judged()
-    assert len(found) == len(GUARDED_CORES)
+def test_the_guard_finds_most_of_a_share_of_the_bad_cores_in_one_busy_replay() -> None:
+    meant = [name for name, _, rule in listed() if rule != "nothing"][::SHARE]
+    found = judged("in=drawn", *meant)
+    assert list(found) == meant
     killed = [name for name, rule in found.items() if rule != "-"]
     assert len(killed) >= AT_LEAST * len(found), sorted(set(found) - set(killed))
 
@@ -61,8 +71,7 @@ def test_a_bad_core_is_the_core_with_a_text_replaced(name: str) -> None:
 
 
 def test_the_table_has_every_bad_core_and_most_are_found() -> None:
-    text = TABLE.read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.+) \| ([A-Z0-9 ]+) \| (\S+) \|$", text, re.MULTILINE)
+    text, rows = TABLE.read_text(encoding="utf-8"), listed()
     meant = [(name, " ".join(core.rules)) for name, core in GUARDED_CORES.items()]
     assert [row[:2] for row in rows] == meant, "run `make mutants`"
     killed = sum(rule != "nothing" for _, _, rule in rows)

@@ -1,4 +1,4 @@
-"""`python -m tests.mutants.under_guard`: bad cores under busy replays, with the guard alone.
+"""`python -m tests.mutants.under_guard [NAME...]`: bad cores under busy replays, the guard alone.
 
 Each is patched into the source as it is imported, in a process of its own. A kill is an error of
 the guard, with its rule; faults that the replay itself notices, such as wrong bytes, do not count.
@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from types import CodeType, ModuleType
@@ -173,13 +174,15 @@ def judge(core: BadCore | None, names: Iterable[str] = NAMES) -> Verdict:
     return Verdict("", "", "; ".join(said), perf_counter() - start)
 
 
-def verdicts(cores: dict[str, BadCore]) -> Iterator[tuple[str, BadCore, Verdict]]:
+def verdicts(
+    cores: dict[str, BadCore], names: Iterable[str] = NAMES
+) -> Iterator[tuple[str, BadCore, Verdict]]:
     """Two at a time, in order."""
     import torch  # once for all children, before they are forked
 
     torch.set_num_threads(1)
     with ThreadPoolExecutor(2) as pool:
-        yield from zip(cores, cores.values(), pool.map(judge, cores.values()))
+        yield from zip(cores, cores.values(), pool.map(partial(judge, names=names), cores.values()))
 
 
 def written(found: Iterable[tuple[str, BadCore, Verdict]]) -> str:
@@ -193,11 +196,13 @@ def written(found: Iterable[tuple[str, BadCore, Verdict]]) -> str:
     return "".join(lines)
 
 
-def main(names: Sequence[str]) -> None:
-    """Judge the cores named, or all and write the table."""
+def main(given: Sequence[str]) -> None:
+    """Judge the cores named, or all and write the table; `in=drawn` in this replay alone."""
+    names = [each for each in given if not each.startswith("in=")]
+    replays = [each.removeprefix("in=") for each in given if each.startswith("in=")] or NAMES
     cores = {name: core for name, core in GUARDED_CORES.items() if not names or name in names}
     found = []
-    for name, core, verdict in verdicts(cores):
+    for name, core, verdict in verdicts(cores, replays):
         found.append((name, core, verdict))
         wrong = verdict.killed and verdict.rule not in core.rules
         print(f"{verdict.seconds:6.1f} s  {verdict.rule or '-':>4}  {name}{' *' if wrong else ''}")

@@ -26,10 +26,11 @@ from kvgraft_testing.production.sealing import seal
 from ..mutants.components import budgeting, finalizing, locking
 from ..mutants.packages import Package
 from . import installed
-from .installed import checker_of, put
+from .installed import SOUND, checker_of, put
 
 ALONE = "D1-it-does-the-same-without-the-suite"
 EACH_TIME = "D1-it-does-the-same-each-time"
+BESIDE_OTHERS = "D1-a-second-cache-changes-no-answer"
 AT_ONCE = "P9-hooks-return-at-once"
 GOES_ON = "P10-the-process-goes-on"
 REPLACED = "P10-nothing-is-replaced"
@@ -90,6 +91,35 @@ def test_where_all_is_the_same_nothing_is_said() -> None:
     checker = checker_of(Package())
     for ident in (ALONE, EACH_TIME, AT_ONCE, GOES_ON, REPLACED):
         assert checker.decide(ident).status is Status.PASSED
+
+
+OPTIONS_OF_THE_FIRST = """
+KEPT = []
+
+class WideOptions(ComponentOptions):
+    reserve: int = 1
+
+@hookimpl
+def budget_contribution(component, query):
+    pages = -(-query.total // query.page_size) + KEPT[0]
+    return Demand(pages + query.host_slots, 0)
+"""
+"""It keeps the options of the cache that is built first, for all caches."""
+
+
+def test_a_component_with_the_options_of_the_first_cache_for_all_breaks_d1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SOUND.replace("options=ComponentOptions", "options=WideOptions").replace(
+        "    import torch\n", "    import torch\n    KEPT.append(options.reserve)\n"
+    )
+    put(tmp_path, source + OPTIONS_OF_THE_FIRST)
+    monkeypatch.syspath_prepend(tmp_path)
+    suite = SuiteProcess("thrown", {}, "dev", {})
+    result = suite.decide(BESIDE_OTHERS)
+    suite.close()
+    assert result.status is Status.FAILED
+    assert "beside caches of other sizes" in result.evidence
 
 
 # -- nondeterminism

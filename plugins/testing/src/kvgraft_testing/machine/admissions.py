@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 from kvgraft.admission import Outcome
 from kvgraft.cache import Cache
 from kvgraft.tree.keys import TokenKey
+from kvgraft.types import PointKind
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.comparing import LEASE, check_unchanged, pins
 from kvgraft_testing.machine.judging import as_violation
@@ -57,7 +59,8 @@ class Admissions:
             now == pinned, "A9", None, lambda: f"refusing {name} moved pins: {pinned} to {now}"
         )
 
-    def admitted(self, live: Live) -> None:
+    def admitted(self, live: Live, skipped: Counter[PointKind]) -> None:
+        """A request was admitted; `skipped` points were counted before."""
         request = live.request
         live.admitted = True
         kept = self._kept(live, "A10")
@@ -68,7 +71,7 @@ class Admissions:
             if demand.now + demand.later < least:
                 said = f"{demand}, {live.name} takes {least} states"
                 self.judge.fail("A10", component.name, said)
-        self._give_up(live, kept)
+        self._give_up(live, kept, skipped)
         self._check_drafts(live)
         chunk = request.chunk
         self.judge.expect(chunk >= 1, "A6", None, lambda: f"a chunk of {chunk} tokens")
@@ -97,13 +100,18 @@ class Admissions:
         )
         return kept
 
-    def _give_up(self, live: Live, kept: set[int]) -> None:
+    def _give_up(self, live: Live, kept: set[int], skipped: Counter[PointKind]) -> None:
         """An admitted request is without points whose states could never fit, and says so (I11).
 
         One more would not fit: a pool is full with the request's own states and the one that its
         match pins.
         """
-        live.count_skipped(live.due - kept)
+        # Matched again in this call, it may have been without some before the model saw them.
+        live.kinds.update(live.request.skipped)
+        left_out = live.due - kept | {page for page, _ in live.request.skipped}
+        where = f"{live.name} is admitted without states at {left_out}"
+        if self.bench.states:
+            self.bench.publishing.check_skipped(live, skipped, left_out, where)
         live.own.points -= live.due - kept
         if kept != live.due and self.cache.arenas is None:
             demands = {part.component.name: part.demand for part in live.request.components}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from kvgraft.requests.components import RequestState
 from kvgraft.requests.request import ADMITTED
 from kvgraft_testing.machine.brute_force import BruteForce, ModelComponent, Prefix
 from kvgraft_testing.machine.engines import PromptedTransferEngine
@@ -181,7 +182,7 @@ def check_accounts(
     names: Sequence[str],
     own: Collection[str],
 ) -> None:
-    """No request is promised more than it may still take (A11, I12).
+    """No request is promised more than it may still take (A11, I12), nor fewer states than it will.
 
     That is a slot for every page ahead and one in reserve, and the pages it has to load. Components
     with a budget of their own, `own`, may ask for more; `names` are in the cache's order.
@@ -203,9 +204,15 @@ def check_accounts(
                 + (0 if live.request.load_started else live.request.components[index].host_slots)
                 for live in running
             )
+            least = sum(
+                (not _has_state(live, index))
+                + len(live.due.intersection(live.request.checkpoints))
+                + (bool(live.standing) and live.standing_as == "point")
+                for live in running
+            )
             promised_now = after.books[name, "device"].promised
-            if promised_now > most:
-                said = f"{promised_now} states are promised, requests can take {most}"
+            if not least <= promised_now <= most:
+                said = f"{promised_now} states are promised, requests take {least} to {most}"
                 judge.fail("I12", name, said)
             continue
         most = sum(
@@ -221,6 +228,12 @@ def check_accounts(
         if promised_now > most:
             said = f"{promised_now} device slots are promised, requests can take {most}"
             judge.fail("A11", name, said)
+
+
+def _has_state(live: Live, index: int) -> bool:
+    """Whether a running request has a live state of a component."""
+    part = live.request.components[index]
+    return isinstance(part, RequestState) and part.live is not None
 
 
 def promised(model: BruteForce, component: ModelComponent, live: Live) -> frozenset[int]:

@@ -21,7 +21,7 @@ from kvgraft.pools import BuildContext, Component, DevicePool, HostMirror, Plane
 from kvgraft.reach import Reach
 from kvgraft.terms import Everything, StateAt, Trailing
 from kvgraft.types import ComponentDeclaration, ComponentMatch, Kind, MatchView
-from kvgraft_testing.machine.sizes import Options, Sizes
+from kvgraft_testing.machine.sizes import STATES, Options, Sizes
 
 __all__ = [
     "REFERENCE_OPTIONS",
@@ -89,7 +89,7 @@ class StateOptions(ComponentOptions):
         host_states: on HOST.
     """
 
-    states: PositiveInt = 7
+    states: PositiveInt = STATES
     host_states: PositiveInt = 6
 
 
@@ -177,5 +177,8 @@ def _window(sizes: Sizes) -> Mapping[str, Any]:
     }
 
 
-REFERENCE_OPTIONS: dict[str, Options] = {"reference_window": _window}
+REFERENCE_OPTIONS: dict[str, Options] = {
+    "reference_window": _window,
+    "reference_state": lambda sizes: {"states": sizes.states},
+}
 """Options of the companions."""

@@ -247,6 +247,7 @@ class Harness:
         crowded = live.cleared or live.waits or request.limited is Limited.CROWDED
         live.found_again()
         anchored, held = request.anchor_tokens, request.receipt
+        skipped = bench.publishing.skipped
         standing, pinned = plain(request), pins(self.cache)
         limit = self.leases.limit(live.prompt)
         resumed = self._resumed(live.sequence, before, limit)
@@ -282,7 +283,7 @@ class Harness:
         if not decision.admitted:
             self.admissions.left_alone(live, standing, pinned if request.receipt is held else None)
         if decision.admitted:
-            self.admissions.admitted(live)
+            self.admissions.admitted(live, skipped)
         elif decision.outcome is Outcome.NEVER_FITS:
             alone = self.admissions.alone(live)
             self.judge.expect(
@@ -444,11 +445,14 @@ class Harness:
             if live.steps:
                 self.misuse(live)
 
-    def step_together(self, tokens: Sequence[int], width: int = 1, accepted: int = 1) -> bool:
+    def step_together(
+        self, tokens: Sequence[int], width: int = 1, accepted: int = 1, beyond: int = 0
+    ) -> bool:
         """Step all decoding requests that can step together and have slots; whether any did.
 
         A step has `width` tokens of each request, as far as that is no more than a page, of which
-        `accepted` are kept.
+        `accepted` are kept. Without drafts so many steps may go `beyond` their reservations, and
+        are refused where there is no room.
         """
         width = min(width, self.model.page_size)
         form = Form(width, min(accepted, width))
@@ -456,6 +460,7 @@ class Harness:
         n_steps = len(tokens)
         promised = self.steps.has_promised(form)
         ahead = self.bench.sizes.max_drafts if promised else 0
+        beyond = 0 if form.has_drafts else beyond
         for live in self.live:
             runs = live.admitted and live.loaded and not live.waiting and not live.standing
             if not runs or not live.prompt <= live.computed == len(live.tuple):
@@ -463,7 +468,7 @@ class Harness:
             if promised and not live.request.draft_pages:
                 continue  # they could never fit
             n_left = live.prompt + live.reserve - live.computed
-            n_own = form.n_steps(n_left + ahead) if n_left > 0 else 0
+            n_own = beyond + (form.n_steps(n_left + ahead) if n_left > 0 else 0)
             if n_own and all(self._apart(live, other) for other in lives):
                 lives.append(live)
                 n_steps = min(n_steps, n_own)

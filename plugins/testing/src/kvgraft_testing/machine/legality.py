@@ -34,7 +34,7 @@ class Pressure:
             number of slots moves (K7).
         host: components whose HOST pool may be short; slots where known, else None.
         passing: pages pinned only while the operation ran, so it may have passed them over.
-        unpins: transfers may end, and with them their pins, before room is made.
+        unpins: pins may end before room is made: transfers end, or requests pass pinned pages.
         doubles: HOST evicts DEVICE's data first.
         delayed: a wait for copies of evicted data timed out, so other data had to leave as well
             (E4).

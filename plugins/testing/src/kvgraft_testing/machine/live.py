@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -126,11 +126,11 @@ class Live:
         self.locked = {}
         self.views = []
 
-    def count_skipped(self, pages: Iterable[int]) -> int:
-        """Its points at these boundaries are skipped; returns how many were not counted before."""
+    def count_skipped(self, pages: Iterable[int]) -> Counter[PointKind]:
+        """Its points at these boundaries are skipped; returns those not counted before, by kind."""
         skipped = {(page, self.kinds.get(page, PointKind.GRID)) for page in pages} - self.counted
         self.counted |= skipped
-        return len(skipped)
+        return Counter([kind for _, kind in skipped])
 
     @property
     def waiting(self) -> bool:

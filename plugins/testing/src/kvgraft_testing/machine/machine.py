@@ -28,7 +28,7 @@ from kvgraft_testing.machine.picking import (
 )
 from kvgraft_testing.machine.scenes import Scenes
 from kvgraft_testing.machine.setups import Setup, drawn_setups
-from kvgraft_testing.machine.sizes import Sizes
+from kvgraft_testing.machine.sizes import STATES, Sizes
 from kvgraft_testing.machine.stores import Answer
 
 __all__ = ["CacheMachine", "machine_for"]
@@ -52,6 +52,7 @@ class CacheMachine(Scenes):
         cut_tokens=st.sampled_from((0, 0, 5)),
         decode_tokens=st.sampled_from((0, 0, 5)),
         max_drafts=st.sampled_from((3, 0)),
+        states=st.sampled_from((STATES, STATES, 3, 3 * STATES)),
         variant=variants,
     )
     @unless_over
@@ -65,9 +66,10 @@ class CacheMachine(Scenes):
         cut_tokens: int = 0,
         decode_tokens: int = 0,
         max_drafts: int = 0,
+        states: int = STATES,
         variant: int = 0,
     ) -> None:
-        scale = self.fitting[page_size]
+        setup, scale = self.variants[variant], self.fitting[page_size]
         sizes = Sizes(
             page_size,
             policy,
@@ -77,8 +79,9 @@ class CacheMachine(Scenes):
             cut_tokens,
             decode_tokens=decode_tokens,
             max_drafts=max_drafts,
+            states=max(STATES, states) if setup.tenants else states,
         )
-        self.harness = Harness(self.variants[variant], sizes, self.judge)
+        self.harness = Harness(setup, sizes, self.judge)
 
     # -- requests
 
@@ -235,11 +238,15 @@ class CacheMachine(Scenes):
         tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=3),
         width=st.sampled_from((1, 1, 2, 4)),
         accepted=st.integers(0, 4),
+        beyond=st.sampled_from((0, 0, 1, 2)),
     )
     @unless_over
-    def step_together(self, tokens: list[int], width: int, accepted: int) -> None:
-        """All decoding requests take tokens in one step, or in some; drafts may be rejected."""
-        if not self.harness.step_together(tokens, width, accepted):
+    def step_together(self, tokens: list[int], width: int, accepted: int, beyond: int = 0) -> None:
+        """All decoding requests take tokens in one step, or in some; drafts may be rejected.
+
+        Some of the steps may go beyond the reservations.
+        """
+        if not self.harness.step_together(tokens, width, accepted, beyond):
             raise Impossible
 
     @has("admitted")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -128,7 +130,7 @@ class Publishing:
         position = live.computed // self.model.page_size
         grid = resuming.goes_on(own, live.prompt, position)
         met = any(request.points.get(page) is PointKind.GRID for page in grid)
-        if request.last_point >= position or met:
+        if request.last_point >= position or met or self._gave(live, before, pages):
             own.points |= grid
             own.last_point = (
                 max(own.last_point, position) if not self.bench.states else (own.last_point)
@@ -159,12 +161,33 @@ class Publishing:
             self.bench.recency.left_behind(name, gone, certain=False)
         return self.adopted(before, offer)
 
+    def _gave(self, live: Live, before: Snapshot, pages: Mapping[str, set[int]]) -> bool:
+        """Whether some of these pages went to the tree for sure: others had none there."""
+        if live.request.receipt.anchor.end > live.own.based:
+            return True
+        after = self.bench.seen
+        return any(
+            self._prefix(live, page) in after.held[name].device.keys() - before.held[name].device
+            for name, numbers in pages.items()
+            for page in numbers
+        )
+
     # -- states
 
     @property
-    def skipped(self) -> int:
-        """Points that the core says it skipped, of any kind."""
-        return sum(self.cache.points.skipped.values())
+    def skipped(self) -> Counter[PointKind]:
+        """Points that the core says it skipped, by kind."""
+        return Counter(self.cache.points.skipped)
+
+    def check_skipped(
+        self, live: Live, before: Counter[PointKind], pages: Iterable[int], where: str
+    ) -> None:
+        """The points of a request that it is without since are counted, each once (I11)."""
+        counted, expected = self.skipped - before, live.count_skipped(pages)
+        self.bench.counts["points skipped"] += expected.total()
+        if counted != expected:
+            said = f"points are counted as skipped: {dict(counted)}, not {dict(expected)}"
+            self.judge.fail("I11", self.bench.states[0].name, f"{where}: {said}")
 
     def keeps(self, live: Live, seen: Snapshot) -> bool:
         """Whether the states a request stands at are kept before it goes on.
@@ -189,7 +212,7 @@ class Publishing:
                 return False
         return True
 
-    def settle(self, live: Live, before: Snapshot, skipped: int) -> None:
+    def settle(self, live: Live, before: Snapshot, skipped: Counter[PointKind]) -> None:
         """The states a request stood at are kept: for every component or for none (I10, I11).
 
         Room that was made in the same call may have freed a slot for an evict-first state.
@@ -206,9 +229,7 @@ class Publishing:
             self.judge.fail("I10", name, f"{said} is not kept, there is room for it")
         if kept and not expected and kind != "left":
             self.judge.fail("I11", name, f"{said} is kept, no slot is to spare for it")
-        counted = self.skipped - skipped
-        if counted != live.count_skipped([page] if kind == "grid" and not kept else ()):
-            self.judge.fail("I11", name, f"{said}: {counted} points were counted as skipped")
+        self.check_skipped(live, skipped, [page] if kind == "grid" and not kept else (), said)
         if not kept:
             return
         own.captured.add(page)

@@ -206,8 +206,9 @@ class Scenes(Picking):
     @rule(
         stem=st.sampled_from(STEMS),
         length=st.integers(0, 8),
-        own=st.integers(0, 2),
+        own=st.integers(0, 5),
         chunk=chunks,
+        apart=st.booleans(),
         calls=st.lists(
             st.tuples(st.booleans(), st.sampled_from(TURNS)), min_size=5, max_size=14
         ).map(tuple),
@@ -220,16 +221,18 @@ class Scenes(Picking):
         own: int,
         chunk: int | None,
         calls: tuple[tuple[bool, str], ...],
+        apart: bool = True,  # noqa: FBT001, FBT002 - drawn by name
     ) -> None:
         """Two requests over one prompt begin together, and go on in turns.
 
-        One shares, gives up or ends data that the other has, too, and both decode the same.
+        One shares, gives up or ends data that the other has, too, and both decode the same. Where
+        both compute the prompt in chunks, each leaves pages behind at its own time.
         """
         self.scenes += 1
         harness = self.harness
         self._make_place(2)
         tokens = self._grown(stem[:length]) + harness.unseen(own * harness.model.page_size)
-        both = [self._begin(None, tokens, 6, each) for each in (None, chunk)]
+        both = [self._begin(None, tokens, 6, each) for each in (None if apart else chunk, chunk)]
         for live in both:
             self._along(live, 2)
         harness.rooms.step_all()
@@ -253,6 +256,7 @@ class Scenes(Picking):
             st.tuples(st.integers(1, 5), st.sampled_from(BETWEEN)), min_size=1, max_size=4
         ).map(tuple),
         form=st.sampled_from(((1, 1),) * 3 + ((2, 2), (2, 1), (4, 3))),
+        crowd=st.sampled_from((True, True, False)),
     )
     @unless_over
     def decode_together(
@@ -262,23 +266,34 @@ class Scenes(Picking):
         n_requests: int,
         rounds: tuple[tuple[int, str], ...],
         form: tuple[int, int],
+        crowd: bool = False,  # noqa: FBT001, FBT002 - drawn by name
     ) -> None:
-        """Requests of one prompt decode in steps; between two steps one makes other calls."""
+        """Requests of one prompt decode in steps; between two steps one makes other calls.
+
+        In a crowd they go beyond their reservations, and others are promised the remaining slots.
+        """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
         self._make_place(n_requests)
         prompt = self._grown(stem[:length])
-        lives = []
+        lives: list[Live] = []
         for _ in range(n_requests):
-            live = self._begin(None, (*prompt, *harness.unseen(1)), 2 * size + 3, None)
+            reserve = 1 if crowd and len(lives) != 1 else size + 3
+            live = self._begin(None, (*prompt, *harness.unseen(1)), reserve, None)
             live.steps = True
             self._along(live, 2)
             harness.rooms.step_all()
             if live.admitted and not live.waiting:
                 harness.prefill_all(live)
+                harness.checkpoint(live)  # the next one has no page of the same tokens of its own
+                if live.standing:
+                    harness.decode(live, 1)
             lives.append(live)
+        if crowd:
+            self._promise_the_rest(stem, harness.bench.sizes.device * size)
+            form = form[0], form[0]  # a pass with drafts goes as far as promised
         for n_tokens, between in rounds:
-            harness.step_together((1, 2, 1, 2, 1)[:n_tokens], *form)
+            harness.step_together((1, 2, 1, 2, 1)[:n_tokens], *form, beyond=5 * crowd)
             live = lives[n_tokens % n_requests]
             if between in {"squeeze", "step_all"}:
                 getattr(harness.rooms, between)()
@@ -295,8 +310,9 @@ class Scenes(Picking):
         length=st.integers(1, 8),
         chunk=chunks,
         moves=st.lists(st.tuples(picks, picks), min_size=2, max_size=6).map(tuple),
-        reserve=st.sampled_from((1, 2, 9)),
+        reserve=st.sampled_from((9, 9, 1, 2)),
         behind=st.booleans(),
+        decoded=st.sampled_from((6, 3, 0)),
     )
     @unless_over
     def move_under_requests(
@@ -307,11 +323,13 @@ class Scenes(Picking):
         moves: tuple[tuple[int, int], ...],
         reserve: int,
         behind: bool = False,  # noqa: FBT001, FBT002 - drawn by name
+        decoded: int = 0,
     ) -> None:
         """Boundaries move while requests hold slots of every kind, and go on (K7).
 
         The first slots go to others' data, which leaves then, so that the requests' slots lie in
-        the last extents. The device may lag behind the engine meanwhile.
+        the last extents. The device may lag behind the engine meanwhile. If the requests decoded,
+        the pool of their states gives memory first.
         """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
@@ -328,9 +346,12 @@ class Scenes(Picking):
             harness.rooms.step_all()
             if live.admitted and not live.waiting:
                 harness.prefill(live, None)
+            for _ in range(decoded if live in self._requests("decoding") else 0):
+                if live.computed < live.prompt + live.reserve:
+                    harness.decode(live, 1)
             both.append(live)
         harness.rooms.squeeze()
-        for giver, taker in moves:
+        for giver, taker in ((-1, 0), *moves) if decoded else moves:
             for _ in range(MOST_MOVES):
                 if not harness.rooms.move_memory(giver, taker, Tier.DEVICE):
                     break
@@ -429,6 +450,7 @@ class Scenes(Picking):
         namespaces=st.lists(st.sampled_from(SHARING), min_size=3, max_size=6).map(tuple),
         share=st.integers(2, 5),
         often=st.booleans(),
+        waits=st.lists(st.sampled_from(Wait), max_size=4).map(tuple),
     )
     @unless_over
     def fill_up(
@@ -436,10 +458,12 @@ class Scenes(Picking):
         namespaces: tuple[object, ...],
         share: int,
         often: bool,  # noqa: FBT001 - drawn by name
+        waits: tuple[Wait, ...] = (),
     ) -> None:
         """Sequences of some namespaces fill the pools, so that each takes room of those before.
 
         Shows which tenant loses data, for which one and how much (K4, K5), and in which order (T7).
+        Copies of evicted data may fail, or take longer than the cache waits for them (E4).
         """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
@@ -447,6 +471,8 @@ class Scenes(Picking):
         n_pages = max(1, harness.bench.sizes.device // share)
         first = harness.unseen(n_pages * size)
         for at, namespace in enumerate(namespaces):
+            if harness.bench.write_back:
+                harness.rooms.expect_waits(waits)
             self._compute(
                 namespace, harness.unseen(max(1, n_pages - at % 2) * size) if at else first
             )

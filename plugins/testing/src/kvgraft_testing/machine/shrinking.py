@@ -23,7 +23,7 @@ __all__ = ["shrunk"]
 LONGEST_S = 15.0
 """Seconds of computing after which the smallest failure so far is taken."""
 
-KEPT = frozenset({"device", "host", "tier"})
+KEPT = frozenset({"device", "host", "states", "tier"})
 """Drawn arguments that have no smaller value."""
 
 OPTIONAL = frozenset({"load", "namespace", "chunk", "limit"})

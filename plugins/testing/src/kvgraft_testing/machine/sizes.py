@@ -8,7 +8,11 @@ from typing import Any
 
 from kvgraft.config import LoadModel, WritePolicy
 
-__all__ = ["Options", "Sizes"]
+__all__ = ["STATES", "Options", "Sizes"]
+
+
+STATES = 7
+"""Slots of a companion that keeps states, usually."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,8 @@ class Sizes:
         cut_tokens: how close to one another a prefill may be cut for its states.
         decode_tokens: how far apart states are kept while decoding.
         max_drafts: most drafts of a request that a pass verifies.
+        states: slots of a companion that keeps states; with few of them a request does without
+            some of its points, with many there is a grid of points.
     """
 
     page_size: int = 2
@@ -33,6 +39,7 @@ class Sizes:
     cut_tokens: int = 0
     decode_tokens: int = 0
     max_drafts: int = 0
+    states: int = STATES
 
     def __str__(self) -> str:
         load = "always loads" if self.load is None else "loads where that is faster"
@@ -41,6 +48,8 @@ class Sizes:
             states += f", kept every {self.decode_tokens} tokens of a decode"
         if self.max_drafts:
             states += f", up to {self.max_drafts} drafts"
+        if self.states != STATES:
+            states += f", {self.states} states of companions"
         return (
             f"pages of {self.page_size}, {self.device} pages on DEVICE, {self.host} on HOST, "
             f"{self.policy.value}, {load}{states}"

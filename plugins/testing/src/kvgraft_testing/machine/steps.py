@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from kvgraft.parts import Step
+from kvgraft.types import PointKind
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
 from kvgraft_testing.machine.comparing import check_unchanged, plain
@@ -90,17 +91,27 @@ class Steps:
         self._computed(live, n_tokens, self.bench.fence if fenced else None)
 
     def together(self, lives: list[Live], tokens: Sequence[int], form: Form) -> None:
-        """One step after the other gives some decoding requests slots for tokens, as promised.
+        """One step after the other gives some decoding requests slots for tokens.
 
-        Each but the first notes the tokens of the one before, and takes the next ones' slots. The
-        requests have only the tree's pages in common, and are in one namespace.
+        Each but the first notes the tokens of the one before, and takes the next ones' slots: the
+        promised ones, and more where there is room. The requests have only the tree's pages in
+        common, and are in one namespace.
         """
         kept: list[int] | None = None
         for token in tokens:
             widths = self._step(lives, token, form, kept)
             if widths is None:
                 return
-            kept = [form.kept(width) for width in widths]
+            # The engine extended some keys before the first step: those refused wait with that.
+            goes_on = [
+                at
+                for at, live in enumerate(lives)
+                if widths[at] or len(live.tuple) == live.computed
+            ]
+            lives = [lives[at] for at in goes_on]
+            kept = [form.kept(widths[at]) for at in goes_on]
+            if not lives:
+                return
         for live, n_tokens in zip(lives, kept or ()):
             self._verify(live, tokens[-1], form, n_tokens)
             if n_tokens:
@@ -111,7 +122,8 @@ class Steps:
     ) -> list[int] | None:
         """A step of several, which notes the tokens kept of the one before if there was one.
 
-        Returns the tokens of each that have slots; None if not all have.
+        Returns the tokens of each that have slots, 0 of those refused; None if one was refused that
+        was promised them.
         """
         bench, notes = self.bench, kept is not None
         before, wanted = bench.seen, Counter[str]()
@@ -119,6 +131,7 @@ class Steps:
         firsts = {live.name: live.request.allocated for live in lives}
         lasts = {live.name: (live.computed, live.own.last_point) for live in lives}
         skipped = self.publishing.skipped
+        promised = [live for live in lives if self._has_slots_left(live, form)]
         widths = []
         for live, n_kept in zip(lives, kept or [0] * len(lives)):
             if n_kept:
@@ -140,7 +153,12 @@ class Steps:
                 was, last_point = lasts[live.name]
                 if notes and bench.waited_in_vain:
                     self._skipped(live, was // self.model.page_size, last_point)
-                adopted = self._opened(live, before, tables[live.name], firsts[live.name], skipped)
+                if live.request in step.refused:
+                    adopted = self.publishing.went(live, before, tables[live.name], made_room=True)
+                else:
+                    adopted = self._opened(
+                        live, before, tables[live.name], firsts[live.name], skipped
+                    )
                 for name, pages in (adopted or {}).items():
                     taken[name].update(pages)
             return taken
@@ -160,26 +178,51 @@ class Steps:
         step = bench.act(
             "allocate",
             ask,
-            pressure=Pressure(device=wanted, host=host, asks=lives[0].namespace),
+            pressure=Pressure(wanted, host, unpins=notes, asks=lives[0].namespace),
             uses=opened,
             by=Using(lives[0].namespace, tuple([live.retention for live in lives])),
         )
-        bench.counts["steps of several"] += 1
-        bench.counts["drafts"] += self.has_promised(form)
-        if step.refused:
-            said = f"a step refused {len(step.refused)} of {len(lives)} requests with slots left"
-            self.judge.fail("A7", None, said)
-            return None
+        refused = {"refused in a step of several": len(step.refused)}
+        bench.counts.update({"steps of several": 1, "drafts": self.has_promised(form), **refused})
+        for at, live in enumerate(lives):
+            if live.request in step.refused:
+                if live in promised:
+                    said = f"a step refused {live.name} of {len(lives)} requests with slots left"
+                    self.judge.fail("A7", None, said)
+                    return None
+                self._refused(live, form.width if notes else 0)
+                widths[at] = 0
+        self._check_widths(step, widths, form)
+        self._check_rows(lives, step, widths, form)
+        for live in lives if bench.resuming.matters else ():
+            if live.computed // self.model.page_size > lasts[live.name][0] // self.model.page_size:
+                self._check_loosened(live)
+        return widths
+
+    def _check_widths(self, step: Step, widths: list[int], form: Form) -> None:
+        """A pass with drafts ends where states are kept (G4)."""
         told = None if step.n_tokens is None else step.n_tokens.tolist()
         wide = widths if self.has_promised(form) else None
         said = f"a step of {form} takes {told} tokens, {wide} up to where states are kept"
         self.judge.expect(told == wide, "G4", None, lambda: said)
-        size = self.model.page_size
-        for at, live in enumerate(lives):
-            self._check_step(live, step, widths[at], at * form.width, form.width)
-            if bench.resuming.matters and live.computed // size > lasts[live.name][0] // size:
-                self._check_loosened(live)
-        return widths
+
+    def _check_rows(self, lives: list[Live], step: Step, widths: list[int], form: Form) -> None:
+        """The step names the slots of those that have some, in their order."""
+        having = [(live, width) for live, width in zip(lives, widths) if width]
+        for place, (live, width) in enumerate(having):
+            self._check_step(live, step, width, place * form.width, form.width)
+
+    def _has_slots_left(self, live: Live, form: Form) -> bool:
+        """Whether the next step's slots are promised to a request."""
+        return form.has_drafts or len(live.tuple) + form.width <= live.prompt + live.reserve
+
+    def _refused(self, live: Live, width: int) -> None:
+        """A request without slots in a step, which was to extend its key, is as it was (A5)."""
+        live.tuple = live.tuple[: len(live.tuple) - width]
+        told, true = live.request.key.n_tokens, len(live.tuple)
+        if (told, live.request.computed) != (true, live.computed):
+            said = f"{live.request.computed} tokens computed of {told} in its key"
+            self.judge.fail("A5", None, f"{live.name} was refused, and has {said}, not {true}")
 
     def has_promised(self, form: Form) -> bool:
         """Whether slots for the drafts of a step are promised, and it names them as such (G1)."""
@@ -266,7 +309,7 @@ class Steps:
         return given
 
     def _opened(
-        self, live: Live, before: Snapshot, tables: Tables, first: int, skipped: int
+        self, live: Live, before: Snapshot, tables: Tables, first: int, skipped: Counter[PointKind]
     ) -> Adopted | None:
         """A request has slots from page `first` on; what it left for them."""
         adopted = self.publishing.went(live, before, tables, made_room=True)

@@ -16,6 +16,8 @@ __all__ = ["PAGES", "Asking", "digest"]
 PAGES = 16
 SIZES = ((1, 2, 4), (8,), (16,), (32,), (64,), (128,))
 """Page sizes; those of the first group that are accepted."""
+POOLS = ("device_tokens", "host_tokens")
+"""Options of all components: sizes of pools, which differ anyway."""
 
 
 class Cache(NamedTuple):
@@ -63,17 +65,13 @@ class Asking:
         return found
 
     def _others(self, page_size: int) -> list[dict[str, Any]]:
-        """Other options: one that is a number is larger; none if it accepts no such."""
+        """Other options: a number is larger, or a switch is turned; none if it has none of them."""
         from kvgraft.packages.dispatch import parse_options
 
-        options = parse_options(self.plugin, self.options)
-        numbers = {
-            name: value
-            for name, value in options
-            if type(value) is int and not name.endswith("_tokens")
-        }
-        for name, value in numbers.items():
-            for other in (2 * value, value + 1):
+        for name, value in parse_options(self.plugin, self.options):
+            if name in POOLS or type(value) not in (int, bool):
+                continue
+            for other in (not value,) if type(value) is bool else (2 * value, value + 1):
                 changed = {**self.options, name: other}
                 if self._mount(_cache(changed, page_size, PAGES)) is not None:
                     return [{name: other}]
@@ -100,7 +98,9 @@ class Asking:
             self._ask(mounted, cache.where, cache.page_size)
 
     def ask_together(self) -> None:
-        """The same with all of them built first, in another order."""
+        """The same with all of them built first, in another order: one of other options before."""
+        tried = [size for sizes in SIZES for size in reversed(sizes)]
+        any(self._others(size) for size in tried)
         caches = self.caches(largest_first=True)
         built = {each.where: self._mount(each) for each in reversed(caches)}
         for each in caches:
