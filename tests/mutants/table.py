@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import NamedTuple
 
 from . import cores_of_budgets as _budgets  # noqa: F401 - fills CORES
+from . import cores_of_drafts as _drafts  # noqa: F401 - fills CORES
 from . import cores_of_events as _events  # noqa: F401 - fills CORES
 from . import cores_of_keeping as _keeping  # noqa: F401 - fills CORES
 from . import cores_of_newer_parts as _newer  # noqa: F401 - fills CORES

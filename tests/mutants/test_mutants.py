@@ -7,6 +7,7 @@ import pytest
 from kvgraft_testing import CLAUSES
 
 from . import cores_of_budgets as _budgets  # noqa: F401 - fills CORES
+from . import cores_of_drafts as _drafts  # noqa: F401 - fills CORES
 from . import cores_of_events as _events  # noqa: F401 - fills CORES
 from . import cores_of_keeping as _keeping  # noqa: F401 - fills CORES
 from . import cores_of_newer_parts as _newer  # noqa: F401 - fills CORES
@@ -37,8 +38,10 @@ QUICK = (
     "a_request_that_was_deferred_is_not_matched_again",
     "more_is_pending_than_is_shared",
     "an_extent_is_leased_twice",
+    "a_pass_passes_the_boundary_where_a_state_is_kept",
+    "drafts_behind_a_state_have_slots",
 )
-"""Cores found within a second or two: data left behind, matches, events, waits, budgets."""
+"""Cores found within a second or two: data left behind, matches, events, waits, budgets, drafts."""
 
 FIRST = {mutant.rules[0]: mutant.name for mutant in reversed(MUTANTS)}
 """By rule, the first component that breaks it: every run looks at these."""

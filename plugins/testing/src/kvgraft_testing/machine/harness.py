@@ -459,6 +459,7 @@ class Harness:
         lives: list[Live] = []
         n_steps = len(tokens)
         promised = self.steps.has_promised(form)
+        form = form._replace(handed=promised and tokens[0] == 2)
         ahead = self.bench.sizes.max_drafts if promised else 0
         beyond = 0 if form.has_drafts else beyond
         for live in self.live:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from kvgraft.errors import LeaseError
 from kvgraft.parts import Step
 from kvgraft.types import PointKind
 from kvgraft_testing.machine.bench import Bench
 from kvgraft_testing.machine.brute_force import ModelComponent, Prefix, needed_tokens
 from kvgraft_testing.machine.comparing import check_unchanged, plain
 from kvgraft_testing.machine.engines import Point
+from kvgraft_testing.machine.judging import as_violation
 from kvgraft_testing.machine.legality import Pressure
 from kvgraft_testing.machine.live import Live, Using
 from kvgraft_testing.machine.observing import Snapshot
@@ -31,7 +33,8 @@ MOST_REJECTED = 3
 class Form(NamedTuple):
     """Tokens that a step gives each request slots for, and how many of them are kept.
 
-    A pass that ends where a state is kept has fewer.
+    A pass that ends where a state is kept has fewer. Drafts that are `handed` over are in the key
+    until the pass is verified; else it gets the accepted ones afterwards.
 
     A step begins at most one page: the model's evictions do not follow several evict-first pages in
     one call.
@@ -39,6 +42,7 @@ class Form(NamedTuple):
 
     width: int = 1
     accepted: int = 1
+    handed: bool = False
 
     @property
     def has_drafts(self) -> bool:
@@ -98,6 +102,8 @@ class Steps:
         common, and are in one namespace.
         """
         kept: list[int] | None = None
+        if form.handed:  # all the same: a key has the drafts of the pass before
+            tokens = [tokens[0]] * len(tokens)
         for token in tokens:
             widths = self._step(lives, token, form, kept)
             if widths is None:
@@ -134,8 +140,9 @@ class Steps:
         promised = [live for live in lives if self._has_slots_left(live, form)]
         widths = []
         for live, n_kept in zip(lives, kept or [0] * len(lives)):
-            if n_kept:
+            if notes:
                 self._verify(live, token, form, n_kept)
+            if n_kept:
                 self._pass(live, n_kept)
             widths.append(self._width(live, form))
             if not form.has_drafts:
@@ -163,21 +170,9 @@ class Steps:
                     taken[name].update(pages)
             return taken
 
-        def ask() -> Step:
-            requests, width = [live.request for live in lives], form.width
-            named: dict[str, Any] = {"n_tokens": width}
-            if self.has_promised(form):
-                named = {"n_drafts": width - 1}
-            if not notes:
-                return self.cache.step(requests, n_computed=0, **named)
-            if form.has_drafts:
-                return self.cache.step(requests, n_computed=kept, fence=bench.fence, **named)
-            given = [[token] * width for _ in requests]
-            return self.cache.step(requests, given, n_tokens=width, fence=bench.fence)
-
         step = bench.act(
             "allocate",
-            ask,
+            lambda: self._ask(lives, token, form, kept),
             pressure=Pressure(wanted, host, unpins=notes, asks=lives[0].namespace),
             uses=opened,
             by=Using(lives[0].namespace, tuple([live.retention for live in lives])),
@@ -192,19 +187,12 @@ class Steps:
                     return None
                 self._refused(live, form.width if notes else 0)
                 widths[at] = 0
-        self._check_widths(step, widths, form)
+        self._check_pass(lives, step, widths, form)
         self._check_rows(lives, step, widths, form)
         for live in lives if bench.resuming.matters else ():
             if live.computed // self.model.page_size > lasts[live.name][0] // self.model.page_size:
                 self._check_loosened(live)
         return widths
-
-    def _check_widths(self, step: Step, widths: list[int], form: Form) -> None:
-        """A pass with drafts ends where states are kept (G4)."""
-        told = None if step.n_tokens is None else step.n_tokens.tolist()
-        wide = widths if self.has_promised(form) else None
-        said = f"a step of {form} takes {told} tokens, {wide} up to where states are kept"
-        self.judge.expect(told == wide, "G4", None, lambda: said)
 
     def _check_rows(self, lives: list[Live], step: Step, widths: list[int], form: Form) -> None:
         """The step names the slots of those that have some, in their order."""
@@ -224,6 +212,38 @@ class Steps:
             said = f"{live.request.computed} tokens computed of {told} in its key"
             self.judge.fail("A5", None, f"{live.name} was refused, and has {said}, not {true}")
 
+    def _ask(self, lives: list[Live], token: int, form: Form, kept: list[int] | None) -> Step:
+        """The call of a step; the first of some notes nothing."""
+        requests, width = [live.request for live in lives], form.width
+        named: dict[str, Any] = {"n_tokens": width}
+        if self.has_promised(form):
+            named = {"n_drafts": width - 1}
+        if form.handed:
+            named["tokens"] = [[token] * width for _ in requests]
+        if kept is None:
+            return self.cache.step(requests, n_computed=0, **named)
+        if form.has_drafts:
+            return self.cache.step(requests, n_computed=kept, fence=self.bench.fence, **named)
+        given = [[token] * width for _ in requests]
+        return self.cache.step(requests, given, n_tokens=width, fence=self.bench.fence)
+
+    def _check_pass(self, lives: list[Live], step: Step, widths: list[int], form: Form) -> None:
+        """It ends where states are kept (G4), and the verified tokens alone are counted (G2)."""
+        for live in lives:
+            counted = live.request.computed
+            if counted != live.computed:
+                said = f"{live.name} computed {live.computed} verified tokens, {counted} count"
+                self.judge.fail("G2", None, said)
+        told = None if step.n_tokens is None else step.n_tokens.tolist()
+        wide = widths if self.has_promised(form) else None
+        said = f"a step of {form} takes {told} tokens, {wide} up to where states are kept"
+        self.judge.expect(told == wide, "G4", None, lambda: said)
+        for live, n_tokens in zip(lives, widths if form.handed else ()):
+            held = live.request.key.n_tokens - live.computed
+            if held != n_tokens:
+                said = f"the key of {live.name} has {held} tokens of a pass of {n_tokens}"
+                self.judge.fail("G4", None, said)
+
     def has_promised(self, form: Form) -> bool:
         """Whether slots for the drafts of a step are promised, and it names them as such (G1)."""
         return form.has_drafts and 1 < form.width <= 1 + self.bench.sizes.max_drafts
@@ -236,10 +256,31 @@ class Steps:
         return min(form.width, apart - live.computed % apart)
 
     def _verify(self, live: Live, token: int, form: Form, n_tokens: int) -> None:
-        """Of a pass with drafts the key gets the accepted tokens afterwards."""
+        """Of a pass with drafts the key has the accepted tokens alone afterwards."""
         if form.has_drafts:
+            self._probe(live, form, n_tokens)
             live.tuple = (*live.tuple, *[token] * n_tokens)
-            live.request.key.extend([token] * n_tokens)
+            if form.handed:
+                live.request.key.truncate(len(live.tuple))
+            else:
+                live.request.key.extend([token] * n_tokens)
+
+    def _probe(self, live: Live, form: Form, n_kept: int) -> None:
+        """More tokens than the pass had do not count, nor does a key with rejected drafts (T11)."""
+        request, width = live.request, self._width(live, form)
+        wrong = {"more tokens than the pass had": width + 1}
+        if form.handed and 0 < n_kept < width:
+            wrong["drafts in the key that do not count"] = n_kept
+        for what, n_computed in wrong.items():
+            standing = plain(request)
+            try:
+                self.cache.step([request], n_tokens=0, n_computed=n_computed)
+            except LeaseError:
+                check_unchanged(self.judge, "T11", standing, request, live.name)
+                continue
+            except Exception as error:
+                raise as_violation(error, "step") from error
+            self.judge.fail("T11", None, f"{what}: a step of {live.name} counts {n_computed}")
 
     def _pass(self, live: Live, n_tokens: int) -> None:
         """The model computes tokens, which the next step notes."""
