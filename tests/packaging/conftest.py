@@ -85,7 +85,7 @@ class Environment:
         venv.create(directory, symlinks=True)
         others = directory / "others"
         others.mkdir()
-        for installed in map(Path, site.getsitepackages()):
+        for installed in filter(Path.is_dir, map(Path, site.getsitepackages())):
             for entry in installed.iterdir():
                 if "kvgraft" not in entry.name and entry.suffix != ".pth":
                     (others / entry.name).symlink_to(entry)
