@@ -402,7 +402,8 @@ class Steps:
             if page > was:
                 self._check_loosened(live)
             self.publishing.check(live, live.anchor, own.based)
-        assert live.computed == request.computed
+        told = f"{live.name} computed {live.computed} verified tokens, {request.computed} count"
+        self.judge.expect(live.computed == request.computed, "G2", None, lambda: told)
 
     def _check_loosened(self, live: Live) -> None:
         """Nodes that a bounded reach has passed whole are not pinned for it any longer (L7)."""
