@@ -68,3 +68,7 @@ def test_passes_with_drafts_agree_with_the_model(name: str) -> None:
 @pytest.mark.parametrize("name", SETUPS)
 def test_passes_with_drafts_of_every_component_set_agree_with_the_model(name: str) -> None:
     assert sum(decode_with_drafts(name, seed, 5) for seed in range(2, 12)) > 0
+
+
+def test_a_part_of_a_leaf_that_grew_may_count_as_used_with_the_rest() -> None:
+    assert decode_with_drafts("swa", 100, 4)

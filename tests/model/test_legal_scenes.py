@@ -349,3 +349,18 @@ def test_data_that_may_be_left_behind_need_not_be_in_the_clean_reserve() -> None
     state.load_back(index=0)
     state.prefill(index=0, limit=None, whole=True)
     state.teardown()
+
+
+def test_a_page_that_was_computed_again_may_count_as_used_on_host() -> None:
+    """DEVICE lost it, and the request gives its own copy back."""
+    state = machine_for(setup_for([references()[1]]))()
+    state.open(
+        policy=WritePolicy.WRITE_BACK, page_size=1, device=9, host=9, load=LOAD, cut_tokens=0
+    )
+    stem = (1, 1, 1, 1, 2, 2, 1, 2, 1, 1)
+    state.serve(chunk=1, length=10, on=False, output=(2, 2, 2, 1), stem=stem, tail=(1,))
+    state.pin(index=0, part=1)
+    state.begin(
+        stem=stem[:5], length=5, tail=(1, 2, 2, 2), chunk=None, namespace=None, reserve=0, along=3
+    )
+    state.teardown()

@@ -91,12 +91,12 @@ class Publishing:
         for component in self.model.components:
             name = component.name
             was, held = before.held[name], after.held[name]
-            gained = offer.path & (
-                held.device.keys() - was.device.keys()
-            )  # a step has several offers
+            # a step has several offers
+            gained = offer.path & (held.device.keys() - was.device.keys())
             left = offer.left[name] & gained if name in offer.left else set()
             again = offer.pages[name].keys() - gained - offer.left.get(name, set())
             recency.again(name, again, before.nodes)
+            recency.beside(name, gained, after.nodes)  # a leaf that grew has one use
             recency.adopted(name, gained)
             if not component.home_is_host:
                 on_host = {page for page in left if page in was.host}
@@ -149,6 +149,8 @@ class Publishing:
                     pages[each.name].discard(page)
                     own.private[each.name].discard(page)
                     own.dropped.add(page)
+                    if prefix in there.host:  # the tree may have looked at it and kept its own
+                        self.bench.recency.touched(each.name, [prefix])
                     if made_room and prefix in now.host and prefix not in there.host:
                         passed.setdefault(each.name, set()).add(prefix)
         end = max([*states, *(page + 1 for each in pages.values() for page in each)], default=0)

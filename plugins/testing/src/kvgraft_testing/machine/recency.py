@@ -113,18 +113,22 @@ class Recency:
         self.used[name].update(dict.fromkeys(pages, self.clock))
 
     def again(self, name: str, pages: set[Prefix], nodes: Iterable[NodeView]) -> None:
-        """Existing pages were computed again, and are not evict-first (I9).
-
-        Whole nodes may count as used, except evict-first data: nodes are split from that.
-        """
-        for view in nodes:
-            if not pages.isdisjoint(view.pages):
-                used = self.used[name]
-                self.touched(name, [page for page in view.pages if used.get(page, 0) >= 0])
+        """Existing pages were computed again, and are not evict-first (I9)."""
+        self.beside(name, pages, nodes)
         self.touched(name, pages)
         for page in pages:
             if self.known[name, "device"].get(page, 0) < 0:
                 self._note(name, "device", page)
+
+    def beside(self, name: str, pages: set[Prefix], nodes: Iterable[NodeView]) -> None:
+        """Pages were used: those in one node with them may count as used, except evict-first ones.
+
+        Nodes are split from evict-first data.
+        """
+        used = self.used[name]
+        for view in nodes:
+            if not pages.isdisjoint(view.pages):
+                self.touched(name, [page for page in view.pages if used.get(page, 0) >= 0])
 
     def left_behind(self, name: str, pages: set[Prefix], *, certain: bool) -> None:
         """Pages just adopted are the next victims, after older evict-first ones (I9).
