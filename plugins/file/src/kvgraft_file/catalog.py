@@ -162,7 +162,8 @@ class Catalog:
         """Some places of a size, the one to write over first in front; others' uses count, too.
 
         Where one was used by another process meanwhile, a part of the shelf is looked up before it
-        is put in order: so orders are as rare as places are many.
+        is put in order: so orders are as rare as places are many. Where all were, there is none: a
+        segment is reclaimed then, if that makes room.
         """
         shelf = self.shelves.get(size, OrderedDict[Entry, None]())
         left, is_sure = list(islice(shelf, PLACES_TRIED)), False
@@ -173,9 +174,11 @@ class Catalog:
             if is_sure or not self._was_used(place):
                 yield place
                 continue
-            for other in islice(shelf, max(PLACES_TRIED, len(shelf) // LOOKED_UP)):
-                self._was_used(other)
+            looked_up = islice(shelf, max(PLACES_TRIED, len(shelf) // LOOKED_UP))
+            n_used = 1 + sum(map(self._was_used, looked_up))
             self._put_in_order(shelf)
+            if n_used == len(shelf):
+                return
             left, is_sure = list(islice(shelf, PLACES_TRIED)), True
 
     def _was_used(self, place: Entry) -> bool:
