@@ -236,6 +236,8 @@ def main(given: Sequence[str] | None = None) -> int:
             talk(rows, storage, second, arguments.html, console)
     except KvgraftError as error:
         parser.exit(2, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        parser.exit(130, f"{parser.prog}: stopped\n")
     return 0 if summary(rows, console) else 1
 
 

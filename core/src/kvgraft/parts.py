@@ -266,9 +266,9 @@ class Step(NamedTuple):
             when others have ended.
         rows: int64 `[n_requests]`, their rows of the page tables.
         seq_lens: int32 `[n_requests]`, their tokens, those of the pass included.
-        slot_mapping: by paged component, int64 `[n_requests * n_tokens]`: where the pass writes
-            each new token, `slot * page_size + offset`; -1 for tokens that get no slot, and for
-            drafts that it leaves out. Only of components with one slot per page.
+        slot_mapping: by paged component, int64 `[n_requests * (n_tokens + n_drafts)]`: where the
+            pass writes each new token, `slot * page_size + offset`; -1 for tokens that get no slot,
+            and for drafts that it leaves out. Only of components with one slot per page.
         state_slots: by state component, int64 `[n_requests]`: the states that the pass writes.
         changes: by paged component, the entries of its table that changed since the step before.
         n_tokens: int64 `[n_requests]`, the tokens of each that a pass with drafts computes; else

@@ -97,7 +97,7 @@ def _largest(
         try:
             mounted = build_components(sized(n_pages), chosen, plan, PartsFactory(config))
         except KvgraftError as error:
-            refused = error
+            refused = refused or error  # the one for few pages is about what was given
             return None
         return mounted, plan.nbytes(tier)
 

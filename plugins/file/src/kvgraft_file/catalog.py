@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from heapq import heappop, heappush
+from itertools import count, islice
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +22,10 @@ from kvgraft_storage import BLOCK_NBYTES, Change, EventLog
 __all__ = ["Catalog", "Entry"]
 
 PLACES_TRIED = 256
-"""Places that are looked at for one that can be written over."""
+"""Places that are tried for one that can be written over."""
 
-LOOKED_UP = 8
-"""The part of a shelf that is looked up at once where another process used a place of it."""
+PLACES_LOOKED_AT = 16 * PLACES_TRIED
+"""Places at most of which others' uses are looked up for it: some milliseconds."""
 
 NOTED = 8192
 NOTED_NS = 1_000_000_000
@@ -88,6 +89,8 @@ class Catalog:
         self.events: EventLog | None = None
         self.hints = SharedHints(directory.path)
         self._by_slot: dict[int, list[Entry]] = {}
+        self._late: dict[int, list[tuple[int, int, Entry]]] = {}
+        self._numbers = count()
         self._directory = directory
         self._noted: dict[bytes, int] = {}
         self._noted_at = self.hints.now()
@@ -145,41 +148,45 @@ class Catalog:
         """
         self._sorted = True
         for shelf in self.shelves.values():
-            order = self._put_in_order(shelf)
+            order = sorted(shelf, key=lambda place: (place.used, -place.offset))
+            for place in order:
+                shelf.move_to_end(place)
             self.hints.begin_behind(order[-1].used if order else 0)
-
-    def _put_in_order(self, shelf: OrderedDict[Entry, None]) -> list[Entry]:
-        def rank(place: Entry) -> tuple[int, int]:
-            is_copy = bool(place.key) and self.entries.get(place.key) is not place
-            return 0 if is_copy else place.used, -place.offset
-
-        order = sorted(shelf, key=rank)
-        for place in order:
-            shelf.move_to_end(place)
-        return order
 
     def next_ones(self, size: int) -> Iterator[Entry]:
         """Some places of a size, the one to write over first in front; others' uses count, too.
 
-        Where one was used by another process meanwhile, a part of the shelf is looked up before it
-        is put in order: so orders are as rare as places are many. Where all were, there is none: a
-        segment is reclaimed then, if that makes room.
+        Where other processes used all of them, there is none: a segment is reclaimed then, if that
+        makes room.
         """
+        #   shelf   in front ── by this process's uses ── used by others since: moved here
+        #   late    those moved, by their use: older ones of them go before the next in front
         shelf = self.shelves.get(size, OrderedDict[Entry, None]())
-        left, is_sure = list(islice(shelf, PLACES_TRIED)), False
-        while left:
-            place = left.pop(0)
+        late = self._late.setdefault(size, [])
+        if len(late) > 2 * len(shelf) + PLACES_TRIED:
+            late[:] = sorted(each for each in late if each[0] == each[2].used and each[2] in shelf)
+        n_tried = 0
+        for place in list(islice(shelf, PLACES_LOOKED_AT)):
             if place not in shelf:
                 continue  # its segment was dropped
-            if is_sure or not self._was_used(place):
-                yield place
+            if self._was_used(place):
+                shelf.move_to_end(place)
+                heappush(late, (place.used, next(self._numbers), place))
                 continue
-            looked_up = islice(shelf, max(PLACES_TRIED, len(shelf) // LOOKED_UP))
-            n_used = 1 + sum(map(self._was_used, looked_up))
-            self._put_in_order(shelf)
-            if n_used == len(shelf):
+            for _ in range(PLACES_TRIED):
+                if not late or late[0][0] >= place.used:
+                    break
+                used, _, other = heappop(late)
+                if other not in shelf or other.used != used:
+                    continue  # it was used here, or holds something else
+                if self._was_used(other):
+                    heappush(late, (other.used, next(self._numbers), other))
+                    continue
+                yield other
+            yield place
+            n_tried += 1
+            if n_tried == PLACES_TRIED:
                 return
-            left, is_sure = list(islice(shelf, PLACES_TRIED)), True
 
     def _was_used(self, place: Entry) -> bool:
         """Whether another process used a place since this one knows; then it does now."""
@@ -261,7 +268,7 @@ class Catalog:
         """Drop the record of a place; another one of its key takes over if there is one."""
         if self._forget(key, place):
             self._log(Change.REMOVED, [key])
-        place.key = b""
+        place.key, place.used = b"", 0
         shelf = self.shelves[place.size]
         if place in shelf:
             shelf.move_to_end(place, last=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from rich.console import Console
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from kvgraft_replay.engine import EngineModel
 
 __all__ = ["engine_model", "engine_options", "read_workload", "workload_options"]
+
+N_REQUESTS: Final = 2000
+"""Of a synthetic workload, by default."""
 
 workload_options = OptionGroup(
     click.argument("path", required=False, type=click.Path(path_type=Path)),
@@ -49,9 +52,7 @@ workload_options = OptionGroup(
     click.option(
         "--requests",
         type=WholeNumber(min=1),
-        default=2000,
-        show_default=True,
-        help="Size of a synthetic workload.",
+        help=f"Size of a synthetic workload. Default: {N_REQUESTS}.",
     ),
     click.option(
         "--seed",
@@ -128,10 +129,12 @@ def read_workload(path: Path | None, options: Mapping[str, Any]) -> Workload:
         with shown_progress("requests made", Console(stderr=True)) as progress:
             return synthetic_workload(
                 options["synthetic"],
-                requests=options["requests"],
+                requests=options["requests"] or N_REQUESTS,
                 seed=options["seed"],
                 progress=progress,
             )
+    if options["requests"] is not None:
+        raise ConfigError("--requests is of --synthetic, and PATH is a trace; give --limit instead")
     return open_workload(
         path,
         limit=options["limit"],
