@@ -364,3 +364,21 @@ def test_a_page_that_was_computed_again_may_count_as_used_on_host() -> None:
         stem=stem[:5], length=5, tail=(1, 2, 2, 2), chunk=None, namespace=None, reserve=0, along=3
     )
     state.teardown()
+
+
+def test_device_data_that_leaves_with_its_canonical_copy_is_taken_as_host_lends() -> None:
+    """The tenant borrowed two slots on HOST and one on DEVICE."""
+    hosted = paged(home=Tier.HOST, reach=Reach(Everything())).implementation("hosted")
+    setup = setup_for([load_plugin("hosted", hosted)])
+    state = machine_for(replace(setup, tenants=TENANTS))()
+    state.open(
+        policy=WritePolicy.WRITE_THROUGH, page_size=2, device=16, host=14, load=None, cut_tokens=0
+    )
+    harness = state.harness
+    for namespace, token, n_tokens in (("tenant", 13, 14), (None, 14, 15)):
+        live = harness.begin(namespace, (token,) * n_tokens, 0, None)
+        harness.admit(live)
+        harness.load_back(live)
+        harness.prefill_all(live)
+        harness.finish(live)
+    state.teardown()

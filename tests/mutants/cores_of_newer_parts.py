@@ -97,7 +97,7 @@ change(
 )
 change(
     "expired data waits for its turn",
-    DRAWN,
+    "everything+drawn",
     "T7 K2",
     Candidates._next,
     "least <= EXPIRED and lifetimes.over(self, giver) is not None",

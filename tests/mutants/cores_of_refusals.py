@@ -10,7 +10,7 @@ from .cores_held_out import edited
 __all__: list[str] = []
 
 
-@mutant("everything", "A5", "T9", "A7")
+@mutant("everything", "A5", "T9", "A7", "L2")
 def a_refused_request_counts_its_step_as_computed(patch: Patch) -> None:
     edited(
         Stepper.end,

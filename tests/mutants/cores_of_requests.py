@@ -94,7 +94,7 @@ def a_match_leaves_no_token_to_compute(patch: Patch) -> None:
     patch.setattr(Serving, "_limit", lambda self, request: request.prompt // self.tree.page_size)
 
 
-@mutant("everything+state", "M3", "M1", "R1", "L3", "M7")
+@mutant("everything+state", "M3", "M1", "R1", "L3", "M7", "K6")
 def the_device_anchor_counts_data_on_host(patch: Patch) -> None:
     deepest = matching._deepest
     patch.setattr(
@@ -345,7 +345,7 @@ def an_ended_request_keeps_its_promise(patch: Patch) -> None:
     patch.setattr(Account, "close", lambda self: None)
 
 
-@mutant("state", "A10", "A7", "M8")
+@mutant("state", "A10", "A7", "M8", "I12")
 def a_states_budget_forgets_the_copy(patch: Patch) -> None:
     def forgetful(component: Any, query: Any) -> Any:
         found = default_demand(component, query)

@@ -77,6 +77,6 @@ def a_point_is_asked_for_without_a_promise(patch: Patch) -> None:
     edited(PendingPages.ask_for_point, "part.account.add(1)", "pass")(patch)
 
 
-@mutant("everything+state", "I12", "A7", "I11")
+@mutant("everything+window+state", "I12", "A7", "I11")
 def a_point_asked_for_lies_where_the_request_has_been(patch: Patch) -> None:
     edited(PendingPages.ask_for_point, "each.pages * size > each.by.computed and", "")(patch)

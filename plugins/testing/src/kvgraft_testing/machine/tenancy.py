@@ -87,6 +87,8 @@ def _check_component(
         ):
             continue  # its own, or what hung from wider data that left
         over = shares[tenant].over
+        if change.parts[name].home_is_host:  # what leaves HOST leaves DEVICE with it
+            over = max(over, change.before.shares[name, "host"][tenant].over)
         if n_slots > max(0, over):
             judge.fail(
                 "K4",
