@@ -402,7 +402,7 @@ change(
 change(
     "namespaces that are false are one",
     TWO,
-    "T11 T1",
+    "T11 T1 I8",
     Tree.root,
     "root = self.roots.get(namespace)",
     "root = self.roots.get(namespace or None)",
@@ -684,7 +684,7 @@ change(
 change(
     "room for a load-back is made for all pools' slots together",
     TWO,
-    "R3 E2",
+    "R3 E2 A7",
     LoadBacks.start,
     "sum(component.n_slots(node) for node in nodes)",
     "sum(each.n_slots(n) for each in components for n in nodes)",

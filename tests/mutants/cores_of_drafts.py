@@ -130,7 +130,7 @@ def _without_last_page(request: Request, part: RequestComponent, page_size: int)
             part.runs = [*part.runs, last.cut(last.first, last.end - 1)]
 
 
-@mutant("everything+state", "T8", "T9")
+@mutant("everything", "T8", "T9")
 def slots_of_outstanding_drafts_are_lost_at_an_end(patch: Patch) -> None:
     finish = Publisher.finish
 
