@@ -289,8 +289,6 @@ class Bench:
         copies_ahead = name == "poll" and doubles
         if evicts or copies_ahead:
             pressure = replace(pressure, host=dict.fromkeys(self.mirrored))
-        if not all(view.pages for view in after.nodes):
-            self.judge.fail("T2", None, f"{name} leaves a node without a whole page")
         check_losses(self.judge, before, after, pressure, self.recency)
         self._check_defined(after)
         if copies_ahead:

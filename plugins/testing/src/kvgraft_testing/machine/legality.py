@@ -136,6 +136,8 @@ def check_losses(
     An operation splits nodes and evicts, in any order: data that vanished from a split node was
     evicted from either part, or from the whole before.
     """
+    if not all(view.pages for view in after.nodes):
+        judge.fail("T2", None, "a node has no whole page")
     ends = {view.pages[-1] for view in after.nodes}
     split = cut_nodes(before.nodes, ends)
     remade = cut_nodes(before.nodes, ends, lambda view: vanished(view, before, after))
