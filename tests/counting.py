@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["lines_run"]
+__all__ = ["lines_run", "without_collections"]
+
+
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """No collection runs meanwhile: what it calls, of earlier tests' objects, would be counted."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def lines_run(call: Callable[[], object]) -> int:
@@ -20,9 +33,10 @@ def lines_run(call: Callable[[], object]) -> int:
         return count
 
     was = sys.gettrace()
-    sys.settrace(count)
-    try:
-        call()
-    finally:
-        sys.settrace(was)
+    with without_collections():
+        sys.settrace(count)
+        try:
+            call()
+        finally:
+            sys.settrace(was)
     return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections.abc import Callable
@@ -49,11 +50,13 @@ def calls_of(call: Callable[[], object]) -> list[Call]:
             named = not frame.f_code.co_name.startswith("<")
             found.append(Call(path, "" if above is None else above.f_code.co_filename, named))
 
+    gc.disable()  # else finalizers of earlier tests' objects would be counted
     sys.setprofile(note)
     try:
         call()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return found
 
 
