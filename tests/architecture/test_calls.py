@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pytest
 
 from kvgraft import Cache, TokenKey
 
+from ..counting import without_collections
 from ..serving import life
 from .sources import CORE
 
@@ -50,13 +50,12 @@ def calls_of(call: Callable[[], object]) -> list[Call]:
             named = not frame.f_code.co_name.startswith("<")
             found.append(Call(path, "" if above is None else above.f_code.co_filename, named))
 
-    gc.disable()  # else finalizers of earlier tests' objects would be counted
-    sys.setprofile(note)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
+    with without_collections():
+        sys.setprofile(note)
+        try:
+            call()
+        finally:
+            sys.setprofile(None)
     return found
 
 

@@ -137,7 +137,7 @@ def test_data_that_comes_behind_the_plan_of_a_prefetch_stops_no_poll(
     plan, plans = Fetch._plan, itertools.count()
 
     def late(self: Fetch, bounds: Bounds, least: int) -> Planning:
-        """What is there was not there yet when the first plan was made."""
+        """The first plan finds no boundary; data comes before the next one."""
         if next(plans):
             return (yield from plan(self, bounds, least))
         return None

@@ -19,7 +19,7 @@ import pytest
 
 from kvgraft import Component, ComponentMatch, ConfigError, Demand, DemandQuery
 from kvgraft.optional import load_part
-from kvgraft_testing import CLAUSES, Status
+from kvgraft_testing import CLAUSES, Result, Status
 from kvgraft_testing.process import SuiteProcess
 from kvgraft_testing.production.sealing import seal
 
@@ -72,6 +72,15 @@ INSTALLED = {
 }
 
 
+def decided(clause: str) -> Result:
+    """A clause, decided about the package `thrown` on the path."""
+    suite = SuiteProcess("thrown", {}, "dev", {})
+    try:
+        return suite.decide(clause)
+    finally:
+        suite.close()
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("sign", INSTALLED)
 def test_an_installed_component_that_behaves_only_where_it_sees_the_suite_breaks_d1(
@@ -80,9 +89,7 @@ def test_an_installed_component_that_behaves_only_where_it_sees_the_suite_breaks
     body = f"return None if {INSTALLED[sign]} else Demand(0, 0)"
     put(tmp_path, installed.budgeting(body))
     monkeypatch.syspath_prepend(tmp_path)
-    suite = SuiteProcess("thrown", {}, "dev", {})
-    result = suite.decide(ALONE)
-    suite.close()
+    result = decided(ALONE)
     assert result.status is Status.FAILED
     assert "Demand(now=0, later=0, private=()) in a process without it" in result.evidence
 
@@ -115,9 +122,7 @@ def test_a_component_with_the_options_of_the_first_cache_for_all_breaks_d1(
     )
     put(tmp_path, source + OPTIONS_OF_THE_FIRST)
     monkeypatch.syspath_prepend(tmp_path)
-    suite = SuiteProcess("thrown", {}, "dev", {})
-    result = suite.decide(BESIDE_OTHERS)
-    suite.close()
+    result = decided(BESIDE_OTHERS)
     assert result.status is Status.FAILED
     assert "beside caches of other sizes" in result.evidence
 

@@ -324,6 +324,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
         ("TRACE", "--component", "full", "--policy", "mru"),
         "eviction policy 'mru' is not installed; did you mean 'lru'? use one of density, lru",
     ),
+    "home without host, in bytes": (
+        ("TRACE", "--component", "hisparse", "--device-tokens", "3MB"),
+        "component 'hisparse': host_tokens is 0, but keys and values live on HOST",
+    ),
+    "the size of a trace": (
+        ("TRACE", "--component", "full", "--requests", "5"),
+        "--requests is of --synthetic, and PATH is a trace; give --limit instead",
+    ),
     "no number": (
         ("--synthetic", "chat", "--requests", "ten"),
         "invalid value for '--requests': 'ten' is no whole number",
