@@ -159,6 +159,53 @@ def test_the_guard_looks_at_passes_with_drafts() -> None:
                     assert told == found
 
 
+@pytest.mark.parametrize("splits_at", range(6))
+def test_a_node_that_is_split_behind_a_window_is_unpinned_at_the_next_page(splits_at: int) -> None:
+    """L7: not with the next state, whichever steps read the request's row anew."""
+    with opened(FULL | SWA | MAMBA, 2, 1, device_tokens=512, guard="on") as cache:
+        stem = [*range(26)]
+        life.serve(cache, stem)
+        chat = begun(cache, [*stem, *range(100, 158)], 100)
+        assert chat is not None
+        request = chat.request
+        cache.step([request], n_drafts=1)
+        for at in range(30):
+            request.key.extend([5])
+            if at == 20 + splits_at:
+                life.serve(cache, [*stem[:20], 7, 7, 7, 7])
+            cache.step([request], n_drafts=1, n_computed=1)
+        (start, _), *_ = request.receipt.segments[1]
+        assert start == 10
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_guard_allows_drafts_while_others_split_the_prefix_behind_a_window(seed: int) -> None:
+    draw = random.Random(seed)
+    stem = [*range(60)]
+    with opened(FULL | SWA | MAMBA, 2, 3, guard="on") as cache:
+        life.serve(cache, stem)
+        lengths = [draw.randrange(41, 90) for _ in range(4)]
+        chats = [begun(cache, stem + [100 + at] * n, 150) for at, n in enumerate(lengths)]
+        running = {chat.request: chat.end for chat in chats if chat is not None}
+        widths = dict.fromkeys(running, 0)
+        while running:
+            if draw.random() < 0.2:
+                life.serve(cache, [*stem[: draw.randrange(2, 60)], 7, 7, 7])
+            chosen = [request for request in running if draw.random() < 0.8]
+            kept = [min(widths[request], draw.randrange(1, 5)) for request in chosen]
+            for request, n in zip(chosen, kept):
+                request.key.extend([draw.randrange(50) for _ in range(n)])
+            n_drafts = draw.randrange(4)
+            step = cache.step(chosen, n_drafts=n_drafts, n_computed=kept)
+            given = [1] * len(chosen) if step.n_tokens is None else step.n_tokens.tolist()
+            widths.update(zip(step.requests, given))
+            for request in chosen:
+                if request.computed + 4 >= running[request]:
+                    cache.finish(request)
+                    del running[request]
+        cache.check_integrity()
+
+
 def boundaries(cache: Cache, key: TokenKey) -> list[int]:
     """Every length, in whole pages, of a prefix that can be resumed from whole."""
     found = []

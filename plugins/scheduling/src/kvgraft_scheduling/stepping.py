@@ -674,8 +674,8 @@ class Stepper:
             slides = slides_from(self.tree, request.receipt, following)
             evict_first = evict_first_schedule(request, following, self.tree.page_size)
         due = min(slides, evict_first.page)
-        if self.publisher.points.late_pages:  # they go with the next state
-            due += -due % self.publisher.points.decode_pages
+        if self.publisher.points.late_pages and due > request.prompt // self.tree.page_size:
+            due += -due % self.publisher.points.decode_pages  # they go with the next state
         return (
             request.computed,
             request.allocated,
