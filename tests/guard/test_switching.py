@@ -71,6 +71,26 @@ def test_on_every_operation_and_hook_is_wrapped(mode: GuardMode) -> None:
     assert getdoc(scene.cache.finish) == getdoc(Cache.finish)
 
 
+def test_a_class_that_wants_arguments_of_its_subclasses_can_be_guarded() -> None:
+    """And it hears of those that somebody wrote, not of the class that the guard makes."""
+    heard: list[str] = []
+
+    class Named(Cache):
+        def __init_subclass__(cls, *, title: str) -> None:
+            heard.append(title)
+
+    class Titled(Named, title="first"):
+        """Titled."""
+
+    with Titled(parse_config({**SETTINGS, "guard": "on"})) as cache:
+        assert isinstance(cache, Titled)
+        assert type(cache) is not Titled
+        assert cache.guard is not None
+        cache.drain()
+        assert cache.guard.looked_at == 1
+    assert heard == ["first"]
+
+
 class Listener:
     """A third party's own wrapper."""
 

@@ -29,13 +29,23 @@ if TYPE_CHECKING:
 __all__ = ["guarded_operations"]
 
 
+class _Unannounced:
+    """Keeps the class that the guard makes from the `__init_subclass__` of those behind it.
+
+    That may want arguments, or enter classes in a list.
+    """
+
+    def __init_subclass__(cls) -> None:
+        """Nothing to do."""
+
+
 def guarded_operations(plain: type[Cache]) -> type[Cache]:
     """`plain`, with the guard around its operations.
 
-    It has no other base, so a cache of class `plain` can become one of this class.
+    It adds no attribute to an instance, so a cache of class `plain` can become one of this class.
     """
 
-    class Guarded(plain):  # type: ignore[misc, valid-type]
+    class Guarded(_Unannounced, plain):  # type: ignore[misc, valid-type]
         __doc__ = plain.__doc__
 
         guard: Guard
