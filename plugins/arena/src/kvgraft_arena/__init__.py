@@ -4,8 +4,8 @@ extents     an arena: which pool leases how much, and moves from one to another
 moving      slots of closed extents move to open ones
 holders     the node that holds each slot
 balance     decides where the boundary moves
-shadows     what pools would have been hit for with more bytes
-sums        names of prefixes
+shadows     hits that more bytes would have brought each pool
+sums        numbers that name prefixes
 tiers       the arenas of a cache
 sizing      pools whose size is given in bytes
 split       bytes among the pools, by need

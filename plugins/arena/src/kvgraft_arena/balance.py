@@ -1,8 +1,9 @@
 """Decides where the boundary moves: to the pool whose shadow is hit more.
 
-It knows hits over equal bytes and nothing else, has no clock and draws nothing, so equal calls move
-equal boundaries (K3). Every 50 requests it compares the hits of all shadows, those before counting
-0.8 of the later ones each time; the best gets an extent of the worst if it leads by 1.2.
+It compares hits over equal bytes. It has no clock and no random numbers, so equal calls move equal
+boundaries (K3). Every 50 requests it compares the hits of all shadows; at each comparison earlier
+hits are weighted by 0.8. The pool with the most gets an extent of the pool with the fewest, if it
+has 1.2 times as many.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Balance:
         shadows: the shadow of each of its pools, in their order.
 
     Attributes:
-        gains: tokens that each pool's shadow would have found lately, in the same order.
+        gains: the weighted hits of each pool's shadow, in tokens, in the same order.
     """
 
     def __init__(self, arena: Arena, shadows: Sequence[Shadow]) -> None:
@@ -41,7 +42,7 @@ class Balance:
         self._until -= 1
 
     def step(self) -> None:
-        """Compare, if it is time, and begin to move an extent where that gains."""
+        """Compare, if it is time, and begin to move an extent if a pool gains by it."""
         if self._until > 0:
             return
         self._until = REQUESTS

@@ -1,9 +1,9 @@
 """An arena: one tier's byte budget, leased to pools extent by extent (K7).
 
-An extent is a 64th of the budget, and for each pool whole slots. A move closes the highest extent
-of one pool; the policy makes room for what lives there, that moves down, its memory goes back to
-the system and another pool opens as much. Slots whose transfer is in flight wait, so a move may
-take several steps. Until it ends, the slots that close are as good as promised.
+An extent is a 64th of the budget; each pool divides it into whole slots. A move closes the highest
+extent of one pool. The policy evicts to make room, live slots move down, the memory goes back to
+the system, and another pool opens as much. Slots whose transfer is in flight wait, so a move may
+take several steps. Until it ends, the ledger counts the closing slots as promised.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["EXTENTS", "Arena", "ArenaPool", "Memory"]
 logger = logging.getLogger("kvgraft")
 
 EXTENTS = 64
-"""Extents of a budget, where its largest slot is smaller than one."""
+"""Extents of a budget; fewer if its largest slot is larger than one of them."""
 
 
 class Memory(Protocol):
@@ -48,7 +48,7 @@ class Memory(Protocol):
         """Copy whole slots within the pool."""
 
     def resize(self, n_slots: int) -> None:
-        """Have memory for the first `n_slots` slots; give that of others back to the system.
+        """Keep memory for the first `n_slots` slots; give the rest back to the system.
 
         Raises:
             MemoryError: there is not that much.
@@ -79,7 +79,7 @@ class ArenaPool:
 
     @property
     def may_give(self) -> bool:
-        """Whether an extent is left without which no promise is broken, and one stays."""
+        """Whether it can give an extent without breaking a promise, and keeps at least one."""
         return self.leased > 1 and self.ledger.headroom >= self.extent
 
 
@@ -89,13 +89,14 @@ class Arena:
     Args:
         tier: DEVICE or HOST.
         nbytes: bytes of the pools that lease them.
-        pools: these; nothing is in them yet.
+        pools: the pools; they are still empty.
         mover: moves slots out of closed extents.
 
     Attributes:
         extent_nbytes: bytes of an extent; a pool whose slots do not fill it wastes the rest.
         n_extents: how many there are.
-        wished: slots by component that a request waits for, which fit no boundary so far.
+        wished: slots by component that a request waits for and that the boundaries leave no room
+            for.
         moving: the pools that give and take the extent on its way; None if none is.
         moves: extents that changed hands so far.
 
@@ -189,7 +190,7 @@ class Arena:
         return sum(map(_extents, self.pools, self._slots(needs))) <= self.n_extents
 
     def wish(self, needs: Mapping[str, int]) -> None:
-        """Pools are to grow to `needs`, where they can; the first wish is served first (A8)."""
+        """Ask that pools grow to `needs`, where they can; the first wish is served first (A8)."""
         if self.wished is None and self.could_hold(needs) and self._short(needs) is not None:
             self.wished = needs
 
@@ -240,10 +241,10 @@ class Arena:
 
 
 def _extents(pool: ArenaPool, n_slots: int) -> int:
-    """The fewest extents with so many slots."""
+    """The fewest extents that hold so many slots."""
     return max(1, -(-n_slots // pool.extent))
 
 
 def _growth(pool: ArenaPool) -> int:
-    """Slots that its pool lacks: those with too many come first."""
+    """The slots that its pool lacks, as a sort key: pools with too many come first."""
     return pool.leased * pool.extent - pool.allocator.end

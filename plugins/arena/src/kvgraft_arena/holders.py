@@ -1,7 +1,7 @@
 """The node that holds each slot of the pools whose boundary moves.
 
-The tree finds slots by node. Where slots close, their nodes are to be found, and a walk through a
-tree of 100,000 nodes takes 30 ms. So the nodes are noted as data arrives and leaves.
+The tree finds slots by node. Closing slots needs the opposite: the nodes that hold them. A walk
+through a tree of 100,000 nodes takes 30 ms, so the nodes are recorded as data arrives and leaves.
 """
 
 from __future__ import annotations

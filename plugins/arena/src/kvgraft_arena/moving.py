@@ -1,4 +1,4 @@
-"""Slots of a closed extent move to open ones of their pool; all that names them follows (K7)."""
+"""Slots of a closed extent move to open ones of their pool, and every reference follows (K7)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Mover"]
 
 
 class _Place(NamedTuple):
-    """Slots somewhere, and how others are put there instead."""
+    """Slots in a cell or a request, and the call that replaces them."""
 
     slots: bytes
     put: Callable[[bytes], None]
@@ -37,7 +37,7 @@ class Mover:
 
     Args:
         evictor: makes room for the data that moves.
-        journal: knows the point of the computation that data may be waiting for.
+        journal: knows the fence that data may be waiting for.
         requests: the requests that hold slots of their own.
         holders: the nodes that hold slots.
         payload: whether the pools have memory.
@@ -71,8 +71,8 @@ class Mover:
     def empty(self, tier: Tier, pool: ArenaPool) -> None:
         """Move live slots out of the closed extent of `pool`, as far as that can be done now.
 
-        The policy evicts as many slots as are to move. Slots that a transfer reads or writes wait,
-        and on DEVICE all do while data that was computed does not exist yet.
+        The policy evicts as many slots as have to move. Slots that a transfer reads or writes wait.
+        On DEVICE all slots wait while the kernels that write them have not run.
         """
         if tier is Tier.DEVICE and self._is_behind():
             return
@@ -85,7 +85,7 @@ class Mover:
         self._move(tier, pool, self._places(tier, index, closed))
 
     def _is_behind(self) -> bool:
-        """Whether the engine named a point of its computation that is not reached yet."""
+        """Whether the engine gave a fence that is not reached yet."""
         fence = self.journal.fence
         return self.payload and fence is not None and fence.wait(0.0) is False
 
@@ -115,7 +115,7 @@ class Mover:
             self.on_move(tier, pool.component, source, target)
 
     def _places(self, tier: Tier, index: int, closed: tuple[int, int]) -> list[_Place]:
-        """Where slots of a closed extent are that can move now: in cells, and in requests."""
+        """The places of slots of a closed extent that can move now: in cells and in requests."""
         first = closed[0]
         found: list[_Place] = []
         for node in self.holders.between(tier, index, *closed):
@@ -140,7 +140,7 @@ class Mover:
 
 
 def _in_request(part: RequestComponent) -> list[_Place]:
-    """The slots of a request's own, of one component."""
+    """A request's own slots of one component."""
     if not isinstance(part, RequestState):
         return [_Place(run.device, partial(_put_run, part, at)) for at, run in enumerate(part.runs)]
     found = [

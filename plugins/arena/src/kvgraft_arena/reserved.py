@@ -23,22 +23,22 @@ LINUX_NO_RESERVE = 0x4000
 
 
 class ReservedSpace(Protocol):
-    """Address space on one device, of which the first bytes of each part have memory.
+    """Address space on one device; the first bytes of each part are backed by memory.
 
     Attributes:
-        slack_nbytes: most bytes that it takes beyond those that it was asked for.
+        slack_nbytes: most bytes that it takes beyond the requested ones.
     """
 
     slack_nbytes: int
 
     def tensor(self) -> torch.Tensor:
-        """All of it, uint8 `[n_parts, nbytes]`; only what has memory may be touched."""
+        """All of it, uint8 `[n_parts, nbytes]`; only backed bytes may be touched."""
 
     def resize(self, nbytes: int) -> None:
-        """Have memory for the first `nbytes` bytes of every part, and for few behind them.
+        """Back the first `nbytes` bytes of every part with memory, rounded up.
 
         Raises:
-            MemoryError: the device has not that much; what was there stays.
+            MemoryError: the device does not have that much; the memory stays as it was.
         """
 
 
@@ -48,7 +48,7 @@ def can_reserve(device: torch.device) -> bool:
 
 
 def reserve(nbytes: int, device: torch.device, n_parts: int = 1) -> ReservedSpace:
-    """Zeroed memory of a fixed address on the CPU or on a CUDA device; none is taken yet.
+    """Zeroed memory at a fixed address on the CPU or on a CUDA device; none is taken yet.
 
     Parts of `nbytes` bytes each, one behind the other, as one tensor.
 
@@ -64,7 +64,8 @@ def reserve(nbytes: int, device: torch.device, n_parts: int = 1) -> ReservedSpac
 class AddressSpace:
     """Address space of the host.
 
-    A page of it takes memory once it is written to. Given back it reads as zeros and takes none.
+    A page takes memory once it is written to. A page that was given back reads as zeros and takes
+    none.
 
     Args:
         nbytes: how much address space each part has; rounded up to whole pages.
@@ -87,7 +88,7 @@ class AddressSpace:
                 "budget"
             ) from error
         self.nbytes, self.n_parts = nbytes, n_parts
-        self.slack_nbytes = 0  # a page is taken by what is written to it
+        self.slack_nbytes = 0  # a page takes memory at its first write
 
     def tensor(self) -> torch.Tensor:
         """All of it, uint8 `[n_parts, nbytes]`; the memory lives as long as the tensor."""
@@ -95,7 +96,7 @@ class AddressSpace:
         return memory.view(self.n_parts, self._stride)[:, : self.nbytes]
 
     def resize(self, nbytes: int) -> None:
-        """Bytes of a part from `nbytes` on are of no use; a page that begins before them stays."""
+        """Give back each part's pages behind the first `nbytes` bytes."""
         first = _pages(nbytes)
         if first < self._stride and hasattr(mmap, "MADV_DONTNEED"):
             for start in range(0, self.n_parts * self._stride, self._stride):

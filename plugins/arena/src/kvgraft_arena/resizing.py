@@ -1,6 +1,6 @@
-"""Pools whose boundary moves: slots are taken and given back at the end of one (K7).
+"""Pools whose boundary moves: slots are added and removed at the end (K7).
 
-The numbers of the others stay.
+Other slots keep their numbers.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["MovableLedger", "ResizableAllocator", "allocator_within"]
 class ResizableAllocator(SlotAllocator):
     """A stack of free slots whose end moves: slots below `end` are open, the others are closed.
 
-    A closed slot that is free is gone at once. One that is taken stays its owner's and leaves the
-    pool when it is freed, so `capacity`, `end + closing`, counts it until then.
+    A closed slot that is free leaves the pool at once. One that is taken leaves it when its owner
+    frees it; `capacity`, `end + closing`, counts it until then.
 
     Args:
         capacity: slots that are open at first, numbered from 0.
@@ -92,7 +92,7 @@ class ResizableAllocator(SlotAllocator):
 
 
 def allocator_within(n_slots: int, slot_nbytes: int, limit_nbytes: int) -> ResizableAllocator:
-    """A pool of so many slots, which may have all of a budget to itself."""
+    """An allocator of so many slots that may grow until its pool has the whole budget."""
     most = min(limit_nbytes // slot_nbytes, 2**31 - 1) if slot_nbytes else 0
     return ResizableAllocator(n_slots, max(n_slots, most))
 
@@ -100,8 +100,8 @@ def allocator_within(n_slots: int, slot_nbytes: int, limit_nbytes: int) -> Resiz
 class MovableLedger(Ledger):
     """The books of a pool whose boundary moves (K7).
 
-    Closed slots that are taken leave the pool when they are freed. Headroom counts for each a slot
-    that is kept for it, so a promise is covered while data moves, and after.
+    Closed slots that are taken leave the pool when they are freed. The headroom keeps one slot for
+    each of them, so a promise is covered while data moves, and after.
     """
 
     __slots__ = ()

@@ -1,12 +1,12 @@
-"""A shadow beside each pool counts the hits that some more bytes would have brought.
+"""A shadow beside each pool counts the hits that more bytes would have brought.
 
-A shadow remembers the nodes whose data left because its own pool was short, as many as would fit
-into a twelfth of the budget, in the order in which they left. A request that goes on from its match
-along remembered nodes would have resumed deeper: those tokens are the shadow's hits. Of states and
-windows that is the whole way to the boundary that they would have resumed from.
+A shadow remembers the latest nodes that were evicted because its own pool was short, as many as
+would fit into a twelfth of the budget. A request whose prompt continues from its match along
+remembered nodes would have resumed deeper: these tokens are the shadow's hits. For states and
+windows they are all tokens up to the boundary that it would have resumed from.
 
-The policy `density` remembers sequences as well, whatever pools they left, to learn how they come
-back; a shadow remembers the victims of one pool, with their bytes.
+The policy `density` also remembers evicted sequences, of any pool, to learn how they come back. A
+shadow remembers the victims of one pool, with their bytes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from kvgraft_arena.sums import PageSums
 __all__ = ["SHARE", "Shadow", "Shadows"]
 
 SHARE = 12
-"""A shadow is this part of the budget; one as small as an extent is misled by cliffs of curves."""
+"""A shadow covers this part of the budget. One as small as an extent misses steps of the hit curve.
+"""
 
 SHORT: frozenset[Cause] = frozenset({"demoted", "deleted"})
-"""Why data leaves because its own pool was short."""
+"""Causes of an eviction for its own pool's shortfall."""
 
 
 class _Ghost(NamedTuple):
@@ -58,8 +59,8 @@ class Shadow:
         slot_nbytes: bytes of one slot.
 
     Attributes:
-        hits: tokens that requests would have found, since they were taken last.
-        horizon: last use of the latest victim: the pool has no data that was not used since.
+        hits: tokens that requests would have found, since the count was taken last.
+        horizon: last use of the latest victim: all data in the pool was used since.
     """
 
     def __init__(self, limit_nbytes: int, slot_nbytes: int) -> None:
@@ -71,7 +72,7 @@ class Shadow:
         self._nbytes = 0
 
     def left(self, name: int, ghost: _Ghost) -> None:
-        """A node left; the oldest are forgotten."""
+        """A node was evicted; the oldest ones are forgotten."""
         self.returned(name)
         self.horizon = max(ghost.stamp, 0)
         self._ghosts[name] = ghost
@@ -92,7 +93,7 @@ class Shadow:
             names: sums of the pages on its way, shallow first.
             boundary: the page it resumes from.
             covered: the page up to which the base component has data.
-            since: uses before this are too old for the other pools, which left with the node.
+            since: a node last used before this would not be in the other pools either.
         """
         for name in names:
             ghost = self._ghosts.get(name)
@@ -148,7 +149,7 @@ class Shadows(TreeObserver):
                 shadow.hits += (min(deepest, limit) - boundary) * size
 
     def _covered(self, path: matching.Path, start: int, tier: Tier) -> int:
-        """The page up to which the base component has data, of those behind page `start`."""
+        """The page up to which the base component has data, from page `start` on."""
         base = self.tree.components[0]
         covered = start
         for node in path.nodes:

@@ -1,4 +1,4 @@
-"""Pools whose size is given in bytes: the tokens that fill them."""
+"""The number of tokens for pools whose size is given in bytes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MOST_PAGES = 2**31
 """Slots are numbered with int32."""
 
 FAR_PAGES = 2**20
-"""A pool that is as large for so many pages as for the fewest has a size of its own."""
+"""A pool that has the same size for so many pages as for the fewest does not follow the tokens."""
 
 
 def size_pools(
@@ -35,13 +35,13 @@ def size_pools(
     """The settings with `device_tokens` and `host_tokens` for pools that are sized in bytes.
 
     They are the largest numbers of whole pages with which all components' pools of that tier
-    together stay within the bytes, where components of bounded reach get what `split_tokens` says:
-    the same options, in theirs. No memory is taken to find them.
+    together stay within the bytes. Components of bounded reach get the tokens that `split_tokens`
+    says, as the same options in theirs. Finding them takes no memory of the pools.
 
     Args:
         config: the settings.
         plugins: packages used instead of installed ones of the same name.
-        points: keep that many times the resume points that the rule does.
+        points: keep this many times the resume points of the rule.
 
     Raises:
         ConfigError: bytes that are too few for the smallest pools.
@@ -60,7 +60,7 @@ def size_pools(
 
 
 def planned_nbytes(config: CacheConfig, plugins: Sequence[Plugin] = ()) -> dict[Tier, int]:
-    """Bytes that the pools of DEVICE and HOST will take; no memory is taken to find them.
+    """Bytes that the pools of DEVICE and HOST will take; nothing is allocated.
 
     Raises:
         PluginError: a component that cannot be used.
@@ -97,7 +97,7 @@ def _largest(
         try:
             mounted = build_components(sized(n_pages), chosen, plan, PartsFactory(config))
         except KvgraftError as error:
-            refused = refused or error  # the one for few pages is about what was given
+            refused = refused or error  # that of few pages names the given setting
             return None
         return mounted, plan.nbytes(tier)
 
@@ -129,7 +129,7 @@ def _largest(
                 shapes[name] = _pool_shape(each, tier, config.page_size)
     low, high = n_pages, MOST_PAGES
     while high - low > 1:
-        # In growing steps first: most sizes are far from the largest there can be.
+        # In growing steps first: most sizes are far from the largest possible one.
         middle = min(2 * low, (low + high) // 2)
         found = built(middle)
         low, high = (low, middle) if found is None or found[1] > limit else (middle, high)

@@ -1,8 +1,8 @@
-"""Bytes split among pools by need: the one rule, for every pool that is sized in bytes.
+"""Splits bytes among pools by need: one rule for every pool that is sized in bytes.
 
-Tokens of a reach without a bound, full attention's, are of use as long as requests come back to
-them. A window or a state is of use at a boundary that somebody resumes from, and for a request
-that runs. So beside `T` tokens of the base, a component of bounded reach gets
+Tokens of a reach without a bound (full attention) are useful as long as requests come back to them.
+A window or a state is useful at a boundary that a request resumes from, and for a running request.
+So beside `T` tokens of the base, a component of bounded reach gets
 
     window    2 W + chunk + T W / S   tokens, at most T
     state     T / S                   states
@@ -24,16 +24,16 @@ from kvgraft.reach import Reach
 __all__ = ["PoolShape", "split_tokens"]
 
 POINT_TOKENS = 2048
-"""Tokens of the base for which one resume point is kept, at least."""
+"""One resume point is kept for at least this many tokens of the base."""
 
 POINT_COST = 2
-"""Times the bytes of its tokens of the base that a resume point takes, at most."""
+"""A resume point takes at most this many times the bytes of its tokens of the base."""
 
 CHUNK_TOKENS = 8192
-"""Tokens that a prefill computes at a time, at most: an engine's usual limit."""
+"""Most tokens that a prefill step computes: an engine's usual limit."""
 
 CHUNK_SHARE = 8
-"""A chunk takes one part of this many of the base's tokens, at most: it shrinks where it must."""
+"""A chunk is at most this fraction (1 / n) of the base's tokens."""
 
 
 class PoolShape(NamedTuple):
@@ -41,7 +41,7 @@ class PoolShape(NamedTuple):
 
     Attributes:
         reach: its component's.
-        token_nbytes: bytes that its slots take for one token; of a state, those of the state.
+        token_nbytes: bytes that its slots take for one token; for a state, bytes of one state.
     """
 
     reach: Reach
@@ -49,7 +49,7 @@ class PoolShape(NamedTuple):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether a request needs no more of it, however long the request is."""
+        """Whether a request needs a bounded number of its tokens, however long the request is."""
         return self.reach.is_state or math.isfinite(self.reach.width_tokens)
 
 
@@ -60,13 +60,12 @@ def split_tokens(
 
     Args:
         shapes: all pools of a tier that follow its size, in any order.
-        tokens: of the base: of the pools whose reach has no bound; where there are none, of the
-            widest.
+        tokens: tokens of the base: the pools whose reach has no bound, or else the widest.
         page_size: tokens per page.
         points: keep that many times the resume points of the rule.
 
     Returns:
-        Tokens by pool, whole pages. Of a state, `POINT_TOKENS` for each state, as a pool of states
+        Tokens by pool, in whole pages. A state counts as `POINT_TOKENS` tokens, as a pool of states
         is sized by default.
     """
     bounded = [place for place, shape in enumerate(shapes) if shape.is_bounded]
@@ -96,7 +95,7 @@ def split_tokens(
 
 
 def _point_tokens(shape: PoolShape, page_size: int) -> int:
-    """Tokens of one resume point: a window at any boundary, and slack; 1 of a state."""
+    """Tokens of one resume point: a window at any boundary, and slack; 1 for a state."""
     if shape.reach.is_state:
         return 1
     return (math.ceil(shape.reach.width_tokens / page_size) + 2) * page_size

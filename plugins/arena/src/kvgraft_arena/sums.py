@@ -1,9 +1,9 @@
-"""Sums that name a prefix: one number for each boundary, whatever the nodes on the way.
+"""Sums that name a prefix: one number for each boundary, independent of how nodes are split.
 
-A sum depends on the tokens before the boundary and their places, so it is the same for a node that
-was evicted and for a prompt that would have found it. Numbers of 64 bits: two prefixes with one sum
-are a hit too many in a count. Those of policies (`kvgraft.policies.policy`) name a prefix for each
-1,024 tokens, along keys; these are of nodes, which end at any page.
+A sum depends on the tokens before the boundary and their positions, so an evicted node and a prompt
+that would have found it have the same one. It has 64 bits: if two prefixes collide, one hit too
+many is counted. Policies have sums of their own (`kvgraft.policies.policy`), one for each 1,024
+tokens of a key; these are of nodes, which end at any page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class PageSums:
         self._weights = _mixed(np.arange(1, page_size + 1, dtype=UINT64)) | UINT64(1)
 
     def of_root(self, ident: int) -> int:
-        """The sum of no page, below a root."""
+        """The sum of zero pages, below a root."""
         return int(_mixed(np.array([ident + 1], dtype=UINT64))[0])
 
     def after(
@@ -41,8 +41,8 @@ class PageSums:
         Args:
             before: the sum at their start.
             tokens: int32 bytes.
-            first: the page of `tokens` that is the first of them.
-            page: its number in the sequence.
+            first: the first page, counted from the start of `tokens`.
+            page: its position in the sequence.
             n_pages: how many.
         """
         size = self._page_size
@@ -55,7 +55,7 @@ class PageSums:
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Each number's bits, spread over all 64."""
+    """Each number with its bits mixed over all 64."""
     mixed: npt.NDArray[np.uint64] = numbers * UINT64(GOLDEN)
     mixed ^= mixed >> UINT64(32)
     mixed *= UINT64(ODD)

@@ -29,16 +29,16 @@ logger = logging.getLogger("kvgraft")
 class Arenas:
     """Moves the boundaries between the pools of one cache.
 
-    A pool's boundary stays where its memory is an engine's, page-locked, or on a device that cannot
-    reserve address space; where its component has private pools, copies of its own or its home on
-    HOST; and on HOST where a store reads it.
+    A pool's boundary is fixed if its memory belongs to an engine, is page-locked, or is on a device
+    that cannot reserve address space; if its component has private pools, copies of its own or its
+    home on HOST; and, on HOST, if a store reads it.
 
     Attributes:
         by_tier: the arenas; none for a tier with fewer than two pools that can share.
         balances: what decides where their boundaries move, in the same order.
 
-    `reserve` has the memory of such a pool, where a device `can_reserve` any; `allocator` has its
-    slots, and `ledger` is of the class of its books.
+    `reserve` makes the memory of such a pool if the device `can_reserve` address space, `allocator`
+    its slots, and `ledger` is the class of its ledger.
     """
 
     ledger = MovableLedger
@@ -97,7 +97,7 @@ class Arenas:
                 balance.used()
 
     def poll(self) -> None:
-        """Go on with extents on their way, with those a request waits for, and to balance."""
+        """Continue moves, then move extents that a request waits for, then balance."""
         for arena in self.by_tier.values():
             arena.step()
             arena.serve()
@@ -106,7 +106,7 @@ class Arenas:
 
     @property
     def n_pending(self) -> int:
-        """Pools that are to get memory of others."""
+        """Pools that wait for memory of others."""
         return sum(arena.is_pending for arena in self.by_tier.values())
 
     @property
@@ -175,7 +175,7 @@ def _pools(tier: Tier, tree: Tree, mounted: Sequence[Mounted]) -> list[ArenaPool
 
 
 def _fixed_nbytes(tier: Tier, pools: Sequence[ArenaPool]) -> int:
-    """Bytes of a tier's pools whose boundary stays, and what others may take beyond their slots."""
+    """Bytes of a tier's pools with a fixed boundary, and the slack of the others."""
     shared = [pool.memory.planned for pool in pools]
     (plan,) = {id(each.plan): each.plan for each in shared if each is not None}.values()
     slack = sum(pool.memory.slack_nbytes for pool in pools)
