@@ -1,4 +1,4 @@
-"""Explanations, tracers, metrics and events of a kvgraft cache, for its operators' tools.
+"""Explanations, tracers, metrics and events of a kvgraft cache, for monitoring tools.
 
 explaining   why a match ends where it does
 tracing      who is notified of the steps of requests' lives

@@ -23,7 +23,7 @@ def expect_type(subject: str, value: object, kind: type, wanted: str) -> None:
     Args:
         subject: of the message: the call and its argument.
         value: the argument.
-        kind: the type that will do.
+        kind: the type that is accepted.
         wanted: the value to give instead.
 
     Raises:
@@ -60,8 +60,8 @@ def expect_count(
     Args:
         subject: of the message: the call and its argument.
         value: the argument.
-        least: the smallest that will do.
-        most: the largest; None for any.
+        least: the smallest accepted value.
+        most: the largest accepted value; None for any.
         zero: the meaning of 0, if it has one of its own.
 
     Raises:
@@ -75,7 +75,7 @@ def expect_count(
 
 
 def expect_names(subject: str, value: object, example: str) -> None:
-    """Refuse anything but a collection of texts; a text alone is none.
+    """Refuse anything but a collection of strings; a single string is refused.
 
     Raises:
         ConfigError: it is none.
@@ -89,7 +89,7 @@ def expect_names(subject: str, value: object, example: str) -> None:
 
 
 def expect_attributes(subject: str, value: object) -> None:
-    """Refuse anything but attributes of OpenTelemetry: texts and numbers by name.
+    """Refuse anything but attributes of OpenTelemetry: strings and numbers by name.
 
     Raises:
         ConfigError: it is none.

@@ -39,7 +39,7 @@ class ComponentReason(NamedTuple):
 
 
 class SkippedPoints(NamedTuple):
-    """Resume points that were not made, since the cache was opened and for any request.
+    """Resume points that were not made since the cache was opened, of all requests.
 
     Attributes:
         kind: their kind.
@@ -58,14 +58,15 @@ class Keeping(NamedTuple):
     Attributes:
         component: its name.
         tier: DEVICE or HOST.
-        pinned: whether a request, a pinned prefix or a copy under way holds it: then it does not
-            leave.
+        pinned: whether a request, a pinned prefix or a copy in flight holds it, so that it is not
+            evicted.
         use_class: the class of its last use.
-        words: that class in words; empty where the policy has but one.
-        score: the lowest leaves first; None if the data used least recently does.
-        priority: of its last use; data of a lower one leaves before, whatever the scores.
-        expires: when its time is over, in words; empty where it has none.
-        copied: whether copies under way alone hold it.
+        words: that class in words; empty if the policy has only one.
+        score: data of the lowest score is evicted first; None if the least recently used data is.
+        priority: priority of its last use; data of a lower priority is evicted first, before scores
+            count.
+        expires: when it expires, in words; empty if it does not.
+        copied: whether only copies in flight hold it.
     """
 
     component: str
@@ -176,7 +177,7 @@ def explain(tree: Tree, key: TokenKey, limit: int, copies: Sequence[Receipt] = (
     """Explain a match of at most `limit` pages; changes nothing.
 
     Slower than matching: every boundary is tried for every component on its own. `copies` are the
-    pins of transfers under way.
+    pins of transfers in flight.
     """
     nodes, known = matching.follow(tree, tree.root(key.namespace), key.data, limit)
     found = matching.match(tree, key, limit)
@@ -246,7 +247,7 @@ def ranked(tree: Tree, order: Candidates, stamp: int) -> tuple[str, float | None
     """The policy's words for a class, and its score.
 
     Raises:
-        ContractViolation: K1, it cannot say.
+        ContractViolation: K1, the policy raised.
     """
     policy: Any = tree.policy  # one of others gives anything
     asked: Any = order

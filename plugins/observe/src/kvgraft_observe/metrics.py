@@ -1,7 +1,7 @@
 """The metrics of a cache, in one table that every exporter reads.
 
-Names are those of OpenTelemetry, with dots. Prometheus' names are the same with underscores, and
-`_total` behind those of counters, as OpenTelemetry's own exporter writes them.
+Names are OpenTelemetry's, with dots. Prometheus' names have underscores instead, and counters end
+in `_total`, as OpenTelemetry's own exporter writes them.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ __all__ = [
 
 
 class Kind(enum.Enum):
-    """How a metric's numbers behave."""
+    """Kinds of metrics."""
 
     COUNTER = "counter"
-    """It only grows."""
+    """A counter: it only grows."""
     GAUGE = "gauge"
-    """It is that of the moment; its samples can be added up."""
+    """The current value; samples can be added up."""
     HISTOGRAM = "histogram"
-    """Durations, counted by their size."""
+    """A histogram of durations."""
 
 
 class Sample(NamedTuple):
@@ -60,12 +60,11 @@ class Metric(NamedTuple):
 
     Attributes:
         name: its name with dots.
-        kind: whether it grows only.
-        unit: of its numbers, as UCUM writes it.
-        text: its meaning, for people.
+        kind: its kind.
+        unit: unit of its numbers, as UCUM writes it.
+        text: its description.
         labels: names of its labels.
-        read: its samples now, from a cache's counts; None of a metric that is measured step by
-            step.
+        read: reads its samples from a cache's counts; None if the metric is measured step by step.
         bounds: upper bounds of a histogram's buckets, in seconds.
     """
 
@@ -93,7 +92,7 @@ def _hits(stats: CacheStats) -> Iterator[Sample]:
 
 
 def _pools(stats: CacheStats) -> Iterator[tuple[str, str, PoolStats]]:
-    """Component, tier and books of every pool; private pools are numbered."""
+    """Component, tier and ledger of every pool; private pools are numbered."""
     for name, component in stats.components.items():
         yield name, "device", component.device
         if component.host is not None:
@@ -268,7 +267,7 @@ def _pin_slots(stats: CacheStats) -> Iterator[Sample]:
 
 
 def _bounds(least: float, decades: int) -> tuple[float, ...]:
-    """1, 2.5, 5 and so on from `least` over some powers of ten."""
+    """Bucket bounds 1, 2.5, 5 and so on from `least` over some powers of ten."""
     steps = [
         float(f"{least * 10**decade * step:.3g}") for decade in range(decades) for step in STEPS
     ]

@@ -1,7 +1,7 @@
 """Metrics and spans of a cache for OpenTelemetry, through its API alone.
 
-What becomes of them is for the application's SDK to say; without one, nothing. Names and attributes
-are below `kvgraft`, except for those of tokens that the conventions for generative AI have.
+The application's SDK exports them; without an SDK they are dropped. Names and attributes begin with
+`kvgraft`, except for token counts that the conventions for generative AI name.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SCOPE = "kvgraft"
 INPUT_TOKENS = "gen_ai.usage.input_tokens"
 CACHE_READ_INPUT_TOKENS = "gen_ai.usage.cache_read.input_tokens"
 OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
-"""Attributes of the conventions for generative AI; they are in no stable package of constants."""
+"""Attributes of the conventions for generative AI; no stable package has them as constants."""
 
 Attributes = Mapping[str, str | int | float | bool]
 
@@ -60,13 +60,13 @@ class CacheMetrics:
 
     Args:
         cache: the cache.
-        provider: where the meter comes from; the global one by default.
-        attributes: attributes of every number, such as a name of the cache.
-        explain_every: explain the first of so many admitted requests, for the reasons why prefixes
-            were not longer; 0 for none.
+        provider: gives the meter; the global one by default.
+        attributes: attributes of every sample, such as the cache's name.
+        explain_every: explain one in so many admitted requests: why their prefixes were not longer;
+            0 for none.
 
     Raises:
-        ConfigError: no cache, a provider or attributes that are none, or a negative number.
+        ConfigError: an argument of a wrong type, or a negative number.
     """
 
     def __init__(
@@ -102,16 +102,16 @@ class CacheMetrics:
         self._steps = Steps(cache, self, explain_every)
 
     def close(self) -> None:
-        """Report nothing more."""
+        """Stop reporting."""
         self._closed = True
         self._steps.close()
 
     def record(self, metric: Metric, seconds: float, *labels: str) -> None:
-        """Take a duration in."""
+        """Record a duration."""
         self._histograms[metric.name].record(seconds, self._named(metric, labels))
 
     def count(self, outcome: Outcome) -> None:
-        """Take tokens of an explained prompt in."""
+        """Count tokens of an explained prompt."""
         labels = (outcome.outcome, outcome.component)
         self._explained.add(outcome.tokens, self._named(EXPLAINED, labels))
 
@@ -132,7 +132,7 @@ class CacheMetrics:
     def _named(
         self, metric: Metric, labels: tuple[str, ...]
     ) -> dict[str, str | int | float | bool]:
-        """The attributes of a sample; an empty label is none."""
+        """The attributes of a sample; empty labels are left out."""
         named = {f"{SCOPE}.{name}": value for name, value in zip(metric.labels, labels) if value}
         return {**self._attributes, **named}
 
@@ -150,7 +150,7 @@ class _Life(NamedTuple):
 
 
 class RequestSpans(Tracer):
-    """A span for every request of a cache, with one inside for each time it waits.
+    """A span for every request of a cache, with a child span for each wait.
 
         kvgraft.request       from the match until it is finished or aborted
           kvgraft.admission   from the match until it is admitted
@@ -159,13 +159,13 @@ class RequestSpans(Tracer):
 
     Args:
         cache: the cache; this is added to its tracers.
-        provider: where the tracer comes from; the global one by default.
-        parent_of: the context of the span that a key's spans are part of; by default, or for None,
-            the one that is current where the cache is called.
+        provider: gives the tracer; the global one by default.
+        parent_of: returns the context of the parent span for a key; by default, and for None, the
+            context that is current when the cache is called.
         attributes: attributes of every span.
 
     Raises:
-        ConfigError: no cache, or another argument that is none of its kind.
+        ConfigError: no cache, or another argument of a wrong type.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class RequestSpans(Tracer):
         cache.add_tracer(self)
 
     def close(self) -> None:
-        """End all spans, and make no more."""
+        """End all spans and make no more."""
         self._cache.remove_tracer(self)
         for life in self._lives.values():
             _end_if_open(life.admission)
@@ -204,7 +204,7 @@ class RequestSpans(Tracer):
         for spans in (self._lives, self._loading, self._fetching):
             spans.clear()
 
-    # -- told by the cache
+    # -- called by the cache
 
     def beginning(self, key: TokenKey) -> None:
         self._since_ns = time.time_ns()
@@ -315,10 +315,10 @@ class RequestSpans(Tracer):
 
 
 def _attributes(subject: str, given: Attributes | None) -> dict[str, str | int | float | bool]:
-    """Attributes of one's own; by default none.
+    """The caller's attributes; none by default.
 
     Raises:
-        ConfigError: they are none.
+        ConfigError: they are no attributes.
     """
     if given is None:
         return {}

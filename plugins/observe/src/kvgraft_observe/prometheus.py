@@ -1,4 +1,4 @@
-"""A collector of Prometheus' client for caches: counts are read when they are scraped."""
+"""A collector for Prometheus' client: it reads a cache's counts at each scrape."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class CacheCollector(Collector):
     caches' own threads, until `close`.
 
     Args:
-        caches: a cache, or caches by name: then every sample has its name as the label `cache`.
-        explain_every: explain the first of so many admitted requests, for the reasons why prefixes
-            were not longer; 0 for none.
+        caches: a cache, or caches by name; with names, every sample has the label `cache`.
+        explain_every: explain one in so many admitted requests: why their prefixes were not longer;
+            0 for none.
 
     Raises:
         ConfigError: neither a cache nor caches by names, or a negative number.
@@ -54,7 +54,7 @@ class CacheCollector(Collector):
         ]
 
     def close(self) -> None:
-        """Measure no more durations; counts can still be scraped."""
+        """Stop measuring durations; counts can still be scraped."""
         for each in self._watched:
             each.steps.close()
 
@@ -129,7 +129,7 @@ class _Watched:
 
 
 class _Durations:
-    """Counts of durations by size: one thread adds them, any reads.
+    """A histogram of durations: one thread adds, any thread reads.
 
     Args:
         bounds: upper bounds of the buckets, in seconds.
@@ -146,7 +146,7 @@ class _Durations:
         self._counts[bisect_left(self._bounds, seconds)] += 1
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """How many there are up to every bound, and their sum."""
+        """The cumulative count at every bound, and the sum."""
         counts, total, found, number = list(self._counts), self._total, [], 0
         for bound, count in zip((*map(repr, self._bounds), "+Inf"), counts):
             number += count

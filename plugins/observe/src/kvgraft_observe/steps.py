@@ -1,6 +1,6 @@
-"""Durations of requests' steps, and the reasons for which prefixes were not longer.
+"""Durations of requests' steps, and reasons why prefixes were not longer.
 
-A tracer of the cache measures them and hands them on; so the two exporters count the same things.
+A tracer of the cache measures them for both exporters, so these count the same things.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvgraft_observe.tracing import Tracer
 __all__ = ["EXPLAIN_EVERY", "Outcome", "Sink", "Steps", "expect_steps", "outcomes"]
 
 EXPLAIN_EVERY = 16
-"""Of so many admitted requests one is explained, unless it is said otherwise."""
+"""By default one in so many admitted requests is explained."""
 
 
 class Outcome(NamedTuple):
-    """The tokens of a prompt that fared alike.
+    """Tokens of a prompt with the same outcome.
 
     Attributes:
         outcome: `reused`, or the reason: `unknown`, the tree has no data for them; `incomplete`, a
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes in measurements, on the cache's thread."""
+    """Receives measurements, on the cache's thread."""
 
     def record(self, metric: Metric, seconds: float, *labels: str) -> None:
         """A duration."""
@@ -49,7 +49,7 @@ class Sink(Protocol):
 
 
 class _Wait(NamedTuple):
-    """A prompt that is not admitted yet: since when, and its length."""
+    """A prompt that waits for admission: since when, and its length."""
 
     since: float
     n_tokens: int
@@ -58,15 +58,15 @@ class _Wait(NamedTuple):
 class Steps(Tracer):
     """Measures the steps of one cache's requests.
 
-    An admission's wait begins when its prompt is first matched, so a request that is aborted and
-    begun again with the same key, no longer than it was, goes on waiting. A load-back and a
-    prefetch end in the poll that finds them ready, which is when an engine learns of it.
+    The wait for admission begins when the prompt is first matched. A request that is aborted and
+    begun again with the same key, not longer than before, continues its wait. A load-back or
+    prefetch ends with the poll that finds it ready, since that is when the engine can know.
 
     Args:
         cache: the cache; this is added to its tracers.
         sink: takes the measurements.
-        explain_every: explain the first of so many admitted requests; 0 for none. It costs the
-            cache's thread about 60 µs for a prompt of 128K tokens in 30 nodes, and some ms where a
+        explain_every: explain one in so many admitted requests; 0 for none. An explanation takes
+            the cache's thread about 60 µs for a prompt of 128K tokens in 30 nodes, and some ms if a
             component lacks data at every boundary.
         clock: monotonic, in seconds.
 
@@ -94,10 +94,10 @@ class Steps(Tracer):
         cache.add_tracer(self)
 
     def close(self) -> None:
-        """Measure nothing more."""
+        """Stop measuring."""
         self.cache.remove_tracer(self)
 
-    # -- told by the cache
+    # -- called by the cache
 
     def beginning(self, key: TokenKey) -> None:
         self._since = self._clock()
@@ -147,7 +147,7 @@ class Steps(Tracer):
 
 
 def expect_steps(subject: str, cache: object, explain_every: object) -> None:
-    """Refuse arguments with which nothing can be measured, before anything is made of them.
+    """Refuse wrong arguments before anything is made.
 
     Raises:
         ConfigError: no cache, or a negative number.
@@ -157,11 +157,11 @@ def expect_steps(subject: str, cache: object, explain_every: object) -> None:
 
 
 def outcomes(cache: Cache, request: Request) -> Iterator[Outcome]:
-    """The tokens that a request might have reused, by how they fared.
+    """The tokens that a request could have reused, by outcome.
 
     Args:
         cache: the request's.
-        request: has just been admitted.
+        request: a request that was just admitted.
     """
     found = cache.explain(request.key)
     anchor = min(request.anchor_tokens, found.limit)

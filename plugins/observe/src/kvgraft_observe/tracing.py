@@ -1,6 +1,6 @@
-"""Tracers are notified of the steps of requests' lives, as the engine's calls take them.
+"""Tracers are notified of each step of a request, inside the engine's call that takes it.
 
-Events tell where data is; tracers are for durations and spans, and for the reasons of one request.
+Events say where data is. Tracers serve durations, spans, and explanations of one request.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ logger = logging.getLogger("kvgraft")
 class Tracer:
     """Gets every step; a subclass overrides the methods it needs.
 
-    The cache's thread calls it inside the engine's calls, so it must be quick. Of the cache it may
-    call `explain` and `stats` alone. If it raises, the error is logged, the engine's call goes on,
-    and it gets no more calls.
+    The cache's thread calls it inside the engine's calls, so it must be fast. Of the cache's
+    methods it may call only `explain` and `stats`. If it raises, the error is logged, the engine's
+    call continues, and the tracer gets no more calls.
     """
 
     def beginning(self, key: TokenKey) -> None:
@@ -48,10 +48,10 @@ class Tracer:
         """`abort` ended it."""
 
     def prefetching(self, prefetch: Prefetch) -> None:
-        """A queued request's data is asked of STORAGE."""
+        """A prefetch of a queued request's data from STORAGE begins."""
 
     def polled(self) -> None:
-        """`poll` or `drain` took in the transfers and prefetches that have ended."""
+        """`poll` or `drain` processed the transfers and prefetches that have ended."""
 
 
 class Tracers:
@@ -64,7 +64,7 @@ class Tracers:
         return bool(self._tracers)
 
     def add(self, tracer: Tracer) -> None:
-        """Notify a tracer from now on, once per step, however often it is added.
+        """Notify a tracer from now on; adding it twice changes nothing.
 
         Raises:
             ConfigError: it is no tracer.

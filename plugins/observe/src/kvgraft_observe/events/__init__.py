@@ -4,7 +4,7 @@ pages       runs of pages, and their hashes, made when they are asked for
 kinds       the events
 recording   makes events of the tree's changes
 stream      keeps them for one reader, which may lag or fail
-residency   the pages there are, as events tell
+residency   the resident pages, from events alone
 """
 
 from __future__ import annotations

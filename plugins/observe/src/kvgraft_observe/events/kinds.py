@@ -15,12 +15,12 @@ __all__ = ["Cleared", "Event", "Evicted", "Hit", "Moved", "Stored"]
 
 
 class Stored(NamedTuple):
-    """Data is on a tier now: it was computed, or was there before the reader began to listen.
+    """Data is on a tier now: it was computed, or it was there before the stream began.
 
     Attributes:
-        component: whose.
+        component: the component whose data it is.
         tier: DEVICE or HOST.
-        pages: of which pages; a state is that of the last page before its boundary.
+        pages: its pages; a state belongs to the last page before its boundary.
     """
 
     component: str
@@ -29,13 +29,13 @@ class Stored(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """Data is on a tier now, copied from another, which has it until an `Evicted` says otherwise.
+    """Data was copied to a tier; the source keeps it until an `Evicted` says otherwise.
 
     Attributes:
-        component: whose.
+        component: the component whose data it is.
         tier: DEVICE or HOST.
-        source: the tier it came from; STORAGE of prefetched data.
-        pages: of which pages; a state is that of the last page before its boundary.
+        source: the tier it came from; STORAGE for prefetched data.
+        pages: its pages; a state belongs to the last page before its boundary.
     """
 
     component: str
@@ -45,13 +45,13 @@ class Moved(NamedTuple):
 
 
 class Evicted(NamedTuple):
-    """Data is on a tier no more.
+    """Data is no longer on a tier.
 
     Attributes:
-        component: whose.
+        component: the component whose data it is.
         tier: DEVICE or HOST.
         cause: why: `demoted`, `deleted`, `cascade`, `leaf`, `cleared`, as in `PoolStats.evicted`.
-        pages: of which pages; a state is that of the last page before its boundary.
+        pages: its pages; a state belongs to the last page before its boundary.
     """
 
     component: str
@@ -66,9 +66,10 @@ class Hit(NamedTuple):
     Attributes:
         namespace: the request's.
         prompt: tokens of its prompt.
-        device: those of them that are resumed from DEVICE alone.
-        host: those that HOST had.
-        storage: those that HOST had because STORAGE brought them for this request.
+        device: prompt tokens that are resumed from DEVICE alone.
+        host: prompt tokens that HOST had.
+        storage: prompt tokens that HOST had because they were prefetched from STORAGE for this
+            request.
         n_pages: pages of the prefix that it resumes from.
         loaded: the part of it that is loaded back.
         components: the components, for `slots`.
@@ -91,13 +92,13 @@ class Hit(NamedTuple):
 
 
 class Cleared(NamedTuple):
-    """Forget everything; a `Stored` follows for all data there is.
+    """Forget everything; a `Stored` follows for all data in the cache.
 
-    The first event of every stream, and the first one after a loss. `Cache.clear` gives one where
-    it leaves no data to be found; otherwise an `Evicted` for all that it clears.
+    The first event of every stream, and the first one after a loss. `Cache.clear` causes one if it
+    leaves no data to be found; otherwise an `Evicted` for everything that it clears.
 
     Attributes:
-        lost: events that the reader will never get, so far.
+        lost: events that were dropped so far.
     """
 
     lost: int

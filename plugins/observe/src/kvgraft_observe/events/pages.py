@@ -1,7 +1,7 @@
-"""Pages as events name them: by their place on a path, and by hashes where those are asked for.
+"""Pages as events name them: by their position on a path, and by hashes on request.
 
-A hash is of the page before and the page's own tokens, so it names a page wherever nodes are cut.
-Hashes are made when a reader asks for them, each once, on the reader's thread.
+A hash covers the hash of the page before and the page's tokens, so it does not depend on where
+nodes are split. Hashes are made when a reader asks for them, each once, on the reader's thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Pages:
 
     @property
     def run(self) -> Run:
-        """The run that they are of; a run has none beside itself, which would be a cycle."""
+        """The run that they belong to; a run has no reference to itself, which would be a cycle."""
         assert self._run is not None
         return self._run
 
@@ -61,9 +61,10 @@ class Pages:
 
     @property
     def hashes(self) -> list[bytes]:
-        """The pages' hashes, 32 bytes each; a page is named alike by all events and caches.
+        """The pages' hashes, 32 bytes each; all events and all caches name a page alike.
 
-        Made at the first call, 1 µs a page, with those of unknown pages before. Any thread may ask.
+        Computed at the first call, 1 µs a page, together with unknown hashes of the pages before.
+        Any thread may ask.
         """
         found = self.run.hash_until(self.end)
         base, size = self.run.start, HASH_NBYTES
@@ -89,7 +90,7 @@ class Pages:
 
 
 class Run(Pages):
-    """Consecutive pages of one path that came to be known together, with their hashes.
+    """Consecutive pages of one path that were reported together, with their hashes.
 
     Args:
         namespace: the path's.
@@ -136,7 +137,7 @@ class Run(Pages):
         return self._hashes[first * HASH_NBYTES : last * HASH_NBYTES]
 
     def hash_until(self, end: int) -> bytes:
-        """Hash its pages up to `end`, and those that it follows; the hashes of its first pages."""
+        """The hashes of its first pages; computes those up to `end`, and earlier ones that lack."""
         unknown: list[tuple[Run, int]] = []
         run, last = self, end
         with HASHING:
@@ -151,7 +152,7 @@ class Run(Pages):
             return self._hashes
 
     def _hash(self, end: int) -> None:
-        """Hash its pages up to `end`; those that it follows are hashed."""
+        """Hash its pages up to `end`; the pages that it follows are hashed already."""
         found, size = [self._hashes], self._page_bytes
         if self._hashes:
             parent = self._hashes[-HASH_NBYTES:]
@@ -166,9 +167,10 @@ class Run(Pages):
 
 
 def root_of(namespace: object) -> bytes:
-    """The parent of a namespace's first pages: the same in every process, where it has a name.
+    """The parent hash of a namespace's first pages.
 
-    A namespace without canonical bytes, such as an object, is named by its `hash`.
+    It is the same in every process if the namespace has canonical bytes. Another namespace, such as
+    an object, is named by its `hash`.
     """
     try:
         digest = namespace_digest(namespace)

@@ -18,14 +18,14 @@ from kvgraft_observe.events.stream import EventStream, Observe
 __all__ = ["Recorder"]
 
 new = tuple.__new__
-"""Makes an event of its values in half the time that a call of its class takes."""
+"""Makes an event from its values in half the time of a call of its class."""
 
 
 class Recorder(TreeObserver):
-    """The events of one tree, while somebody listens.
+    """Makes the events of one tree while a stream is open.
 
-    Nothing is hashed here: an event costs the scheduler's thread about 1 µs, however many pages it
-    is about.
+    Nothing is hashed here: an event costs the scheduler's thread about 1 µs for any number of
+    pages.
 
     Args:
         tree: the tree to observe, from the first stream to the last.
@@ -45,7 +45,7 @@ class Recorder(TreeObserver):
         self._pages: dict[Node, Pages] = {}
 
     def open(self, limit: int, observer: Observe | None) -> EventStream:
-        """Another stream; it begins with a snapshot."""
+        """Open another stream; it begins with a snapshot."""
         if not self.streams:
             for node in self._nodes():
                 self.linked(node)
@@ -81,7 +81,7 @@ class Recorder(TreeObserver):
                 yield Stored(component.name, tier, pages)
 
     def _nodes(self) -> Iterator[Node]:
-        """Nodes that a match may find; data of a cleared namespace is as good as gone."""
+        """Nodes that a match may find, so none of a cleared namespace."""
         return self.tree.nodes(self.tree.roots.values())
 
     def _residency(self, node: Node) -> Iterator[tuple[TreeComponent, Tier, Pages]]:

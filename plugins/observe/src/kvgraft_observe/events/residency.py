@@ -1,4 +1,4 @@
-"""The residency that events tell of, for a router or a report (V1, V2)."""
+"""The residency that events describe, for a router or a report (V1, V2)."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class Residency:
     """Pages by component and tier, kept by events alone.
 
     Attributes:
-        pages: the hashes of the pages there, by component and tier; there is none of a pool whose
-            last page went.
+        pages: the hashes of resident pages, by component and tier; an empty pool has no entry.
     """
 
     def __init__(self) -> None:
         self.pages: dict[tuple[str, Tier], set[bytes]] = {}
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Take events in, in their order.
+        """Apply events, in their order.
 
         Raises:
-            IntegrityError: data comes that is there already, or leaves that is not (V1).
+            IntegrityError: data arrives that is there already, or data leaves that is not there
+                (V1).
         """
         for event in events:
             if isinstance(event, Cleared):

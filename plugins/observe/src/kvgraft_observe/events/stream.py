@@ -14,19 +14,19 @@ logger = logging.getLogger("kvgraft")
 Observe = Callable[[list[Event]], object]
 
 LONGEST_REST = 1024
-"""Most polls for which an observer that keeps failing is left alone."""
+"""Most polls for which an observer that keeps failing is skipped."""
 
 
 class EventStream:
     """Events for one reader, in the order of the changes, each once.
 
-    It begins with `Cleared` and a snapshot, and so it does again after a loss: when the reader
-    took none while `limit` events came, or when its observer raised. The cache's thread calls it,
-    as it calls the cache; the events may be read on any thread.
+    It begins with `Cleared` and a snapshot. It begins again after a loss: more than `limit` events
+    waited for the reader, or its observer raised. The cache's thread calls it, as it calls the
+    cache; the events may be read on any thread.
 
     Attributes:
         limit: most events that wait.
-        lost: events so far that the reader will never get.
+        lost: events that were dropped so far.
         failures: how often its observer raised.
     """
 
@@ -57,7 +57,7 @@ class EventStream:
         return len(self._events)
 
     def add(self, event: Event) -> None:
-        """Keep an event; of too many all are dropped, and the reader begins again."""
+        """Keep an event; if too many wait, all are dropped, and the stream begins again."""
         if self._begins:
             self.lost += self._behind
         elif len(self._events) < self.limit:
@@ -66,7 +66,7 @@ class EventStream:
             self._start_again(len(self._events) + 1)
 
     def clear(self) -> None:
-        """Everything that the reader was notified of is gone."""
+        """The cache dropped everything that the reader was notified of."""
         self.add(Cleared(self.lost))
 
     def take(self) -> list[Event]:
@@ -83,7 +83,7 @@ class EventStream:
         return taken
 
     def deliver(self) -> None:
-        """Give the observer its events; after an exception it is left alone for some calls."""
+        """Give the observer its events; after an exception it is skipped for some calls."""
         if self._observer is None:
             return
         if self._rest:
@@ -106,8 +106,8 @@ class EventStream:
     def begin_again(self) -> None:
         """Begin again with the next events that are taken or delivered; any thread may ask.
 
-        For a reader whose own readers missed some. Events that wait count as lost: the snapshot has
-        them.
+        For a reader whose own readers missed events. Waiting events count as lost; the snapshot
+        covers them.
         """
         self._asked_to_begin = True
 

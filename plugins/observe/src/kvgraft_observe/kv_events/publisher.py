@@ -34,38 +34,38 @@ MOST = 10**9
 """Largest number of messages, which ZMQ counts with int32."""
 
 ANY_ADDRESS = ("*", ":0")
-"""Ends of addresses that stand for any free one."""
+"""Endings of addresses that stand for any free port."""
 
 CLOSE_S = 5.0
-"""Longest wait for the thread at the end."""
+"""Longest wait for the thread when closing."""
 
 LINGER_MS = 1000
-"""Time that messages have to leave after the end."""
+"""Time that unsent messages have after closing."""
 
 
 class KvEventPublisher:
     """Publishes a cache's events in vLLM's format, with replay of missed batches.
 
-    The cache's thread only hands events over, in its polls; they are hashed, packed and sent on a
-    thread of the publisher. If that lags too far behind, the events are dropped and counted, and
-    subscribers get `AllBlocksCleared`, then a snapshot (V3).
+    The cache's thread only hands events over, in its polls. The publisher's thread hashes, packs
+    and sends them. If it lags too far behind, the events are dropped and counted, and subscribers
+    get `AllBlocksCleared`, then a snapshot (V3).
 
-    A subscriber that missed batches asks the replay socket for those since a number. If they are
-    not kept any more, the publisher tells everything anew, to all.
+    A subscriber that missed batches asks the replay socket for those since a number. If they are no
+    longer kept, the publisher sends everything anew, to all subscribers.
 
     Args:
         cache: the cache; call this on its thread.
         bind: address to publish on, such as `tcp://*:5557`.
         connect: a subscriber's address to connect to instead.
         replay: address of the replay socket; None for none.
-        topic: the messages' topic; llm-d asks for `kv@POD@MODEL`.
-        data_parallel_rank: number of this engine among its equals.
+        topic: the messages' topic; llm-d expects `kv@POD@MODEL`.
+        data_parallel_rank: data-parallel rank of this engine.
         components: components whose blocks are reported; all by default.
         names: says which adapter and salt a namespace stands for.
         replay_batches: most batches kept for replays.
         replay_nbytes: most bytes of them.
-        lag_events: most events that wait for the publisher's thread, a snapshot not counted.
-        high_water_mark: most messages that wait for a slow subscriber; it misses the others.
+        lag_events: most events that wait for the publisher's thread, not counting a snapshot.
+        high_water_mark: most messages that wait for a slow subscriber; it misses later ones.
 
     Attributes:
         endpoint: the address it publishes on, with the port that `tcp://*:*` got.
@@ -73,8 +73,8 @@ class KvEventPublisher:
 
     Raises:
         ConfigError: both or neither of `bind` and `connect`, an address that cannot be used or is
-            given twice, a component that the cache does not have, or another argument that is none
-            of its kind.
+            given twice, a component that the cache does not have, or another argument of a wrong
+            type.
     """
 
     def __init__(  # noqa: PLR0913 - the options of a configuration
@@ -161,11 +161,11 @@ class KvEventPublisher:
 
     @property
     def lost(self) -> int:
-        """Events that subscribers never get; they were sent everything anew instead."""
+        """Events that were dropped; subscribers were sent a snapshot instead."""
         return self._stream.lost
 
     def close(self) -> None:
-        """Send the last poll's events and end, on the cache's thread; doing it twice is fine."""
+        """Send the last poll's events and end, on the cache's thread; may be called twice."""
         if self._closing:
             return
         self._stream.close()
@@ -184,7 +184,7 @@ class KvEventPublisher:
         begins = isinstance(events[0], Cleared)
         with self._lock:
             if begins:
-                self._waiting.clear()  # it says all that they say
+                self._waiting.clear()  # the snapshot covers them
                 self._n_waiting = 0
             elif self._n_waiting + len(events) > self._lag_events:
                 raise KvgraftError(
@@ -197,7 +197,7 @@ class KvEventPublisher:
         self._wake_up()
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # it has not even seen those before
+        with contextlib.suppress(BlockingIOError):  # the thread has not taken the earlier ones yet
             self._wake.send(b"\0")
 
     # -- on the publisher's thread
@@ -211,7 +211,7 @@ class KvEventPublisher:
             self._context.destroy(linger=LINGER_MS)
 
     def _serve(self) -> None:
-        """Publish and answer, until it is closed."""
+        """Publish, and answer replay requests, until it is closed."""
         poller = zmq.Poller()
         poller.register(self._wakes, zmq.POLLIN)
         if self._replay is not None:
@@ -264,7 +264,7 @@ class KvEventPublisher:
 
 
 def _batches(events: Iterator[WireEvent]) -> Iterator[list[WireEvent]]:
-    """Events in messages of a bounded length; one that clears begins a message."""
+    """Events in batches of bounded length; an `AllBlocksCleared` begins a batch."""
     batch: list[WireEvent] = []
     for event in events:
         if batch and (len(batch) == BATCH_EVENTS or isinstance(event, AllBlocksCleared)):

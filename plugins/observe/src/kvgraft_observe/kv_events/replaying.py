@@ -26,7 +26,7 @@ class ReplayBuffer:
 
     Args:
         limit: most batches.
-        limit_nbytes: most bytes of all of them; the last one is kept in any case.
+        limit_nbytes: most bytes of all of them; the last one is always kept.
 
     Attributes:
         nbytes: their bytes.
@@ -40,7 +40,7 @@ class ReplayBuffer:
         self.nbytes = 0
 
     def add(self, sequence: int, payload: bytes, *, clears: bool) -> None:
-        """Keep a batch; `clears` says that whoever applies it needs none before."""
+        """Keep a batch; `clears` says that a subscriber that applies it needs no earlier one."""
         self._kept.append(Kept(sequence, payload))
         self.nbytes += len(payload)
         if clears:
@@ -51,9 +51,9 @@ class ReplayBuffer:
             self.nbytes -= len(self._kept.popleft().payload)
 
     def since(self, sequence: int) -> Iterator[Kept]:
-        """The batches of that number and behind, as far as they are kept."""
+        """The kept batches from that number on."""
         return (each for each in self._kept if each.sequence >= sequence)
 
     def suffices(self, sequence: int) -> bool:
-        """Whether the batches since then, as far as they are kept, tell where everything is."""
+        """Whether the kept batches since then say where all data is."""
         return not self._kept or self._kept[0].sequence <= max(sequence, self._last_clear)

@@ -1,7 +1,7 @@
-"""Makes vLLM's events of a cache's.
+"""Translates a cache's events to vLLM's.
 
 A component is what vLLM calls a cache group. A block's name is the last 8 bytes of its page's hash
-as an integer: vLLM names its blocks so, too.
+as an integer, as in vLLM.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ INT_NBYTES = 8
 
 
 class Names(NamedTuple):
-    """A namespace in the words of a router.
+    """A namespace in terms of a router.
 
     Attributes:
-        lora_name: the adapter that requests of the namespace ask for.
+        lora_name: the LoRA adapter of the namespace's requests.
         cache_salt: the `cache_salt` that they are sent with.
     """
 
@@ -40,7 +40,7 @@ class Names(NamedTuple):
 
 
 def names_of(namespace: object) -> Names:
-    """Any namespace is a cache salt: a string itself, others by their `repr`."""
+    """Take any namespace for a cache salt: a string as it is, others by their `repr`."""
     if namespace is None:
         return Names()
     return Names(cache_salt=namespace if isinstance(namespace, str) else repr(namespace))
@@ -50,7 +50,7 @@ class Group(NamedTuple):
     """A component as a cache group.
 
     Attributes:
-        number: its place among the components.
+        number: its index among the components.
         kind: its kind of attention, as vLLM calls it.
         window: tokens of a sliding window.
     """
@@ -79,8 +79,8 @@ class Translator:
     Args:
         cache: the cache.
         components: those whose blocks are reported; None for all.
-        names: names a namespace. Where it raises, the namespace's blocks are left out, and the
-            first time that is logged.
+        names: names a namespace. If it raises, the namespace's blocks are left out; the first time
+            is logged.
 
     Attributes:
         groups: the components that are reported, as cache groups.
@@ -122,7 +122,7 @@ class Translator:
         self.unnamed = 0
 
     def translate(self, events: list[Event]) -> Iterator[WireEvent]:
-        """The same events for a router; hits, and other components', are left out."""
+        """The same events for a router; hits and events of other components are left out."""
         for event in events:
             if isinstance(event, Cleared):
                 yield AllBlocksCleared()

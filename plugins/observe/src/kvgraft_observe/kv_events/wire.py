@@ -1,7 +1,7 @@
 """The messages of vLLM's KV events, as its versions from 0.32 on read them.
 
-A batch is an array, an event in it a map with its kind as `type`. Fields are distinguished by their
-names, those of vLLM; the ones with a default are left out where they have it.
+A batch is an array, an event in it a map with its kind as `type`. Fields have vLLM's names; a field
+is left out where it has its default.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ END = (-1).to_bytes(8, "big", signed=True)
 
 
 class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
-    """Blocks that follow one another are there now.
+    """Consecutive blocks are there now.
 
     Attributes:
         block_hashes: their names.
         parent_block_hash: the name of the block before; None at the start of a sequence.
         token_ids: their tokens.
         block_size: tokens of each.
-        lora_id: always None; adapters are known by their names.
+        lora_id: always None; adapters are identified by name.
         medium: where they are.
         lora_name: the adapter they were computed with.
-        extra_keys: by block, what beside the tokens makes up its identity.
-        group_idx: number of the cache group: of the component.
+        extra_keys: by block, its identity beyond the tokens.
+        group_idx: index of the cache group, which is the component.
         kv_cache_spec_kind: the group's kind of attention.
         kv_cache_spec_sliding_window: tokens of its window.
     """
@@ -48,12 +48,12 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
 
 
 class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
-    """Blocks are there no more.
+    """Blocks are gone.
 
     Attributes:
         block_hashes: their names.
         medium: where they were.
-        group_idx: number of the cache group: of the component.
+        group_idx: index of the cache group, which is the component.
     """
 
     block_hashes: list[int]
@@ -62,7 +62,7 @@ class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
-    """There are no blocks anywhere, until more are stored."""
+    """All blocks are gone."""
 
 
 class Batch(msgspec.Struct, array_like=True, gc=False):
@@ -71,7 +71,7 @@ class Batch(msgspec.Struct, array_like=True, gc=False):
     Attributes:
         ts: when it was made, in seconds of Unix time.
         events: in the order in which they are to be applied.
-        data_parallel_rank: number of the engine among its equals.
+        data_parallel_rank: data-parallel rank of the engine.
     """
 
     ts: float
