@@ -1,8 +1,9 @@
 """CUDA's calls that torch does not offer.
 
-Virtual memory (reserve, create, map, unmap), page-locks on memory of one's own, and one call for
-many copies. Names and values are those of `cuda.h`: CUDA 11 and later; for many copies 12.8, of
-which the driver keeps the older form beside that of 13. Why not `cuda-bindings`: ADR 0030.
+They are virtual memory (reserve, create, map, unmap), page-locking of existing memory, and one call
+for many copies. Names and values are those of `cuda.h` from CUDA 11 on. The call for many copies
+needs 12.8; later drivers keep its older form beside that of CUDA 13. ADR 0030 says why
+`cuda-bindings` is not used.
 """
 
 from __future__ import annotations
@@ -102,7 +103,8 @@ class _Bytes:
 class CudaDriver:
     """A CUDA driver's calls; a refusal is an `OSError` with the driver's reason.
 
-    Addresses are numbers, memory is known by its handle. All sizes are multiples of `block_nbytes`.
+    Addresses are numbers; memory is identified by its handle. All sizes are multiples of
+    `block_nbytes`.
 
     Args:
         library: the driver's library, loaded.
@@ -133,7 +135,7 @@ class CudaDriver:
         return found.value
 
     def reserve(self, nbytes: int, device: torch.device) -> int:
-        """Reserve address space; where it begins."""
+        """Reserve address space; returns its first address."""
         self.synchronize(device)  # makes the device's context this thread's
         found = ctypes.c_uint64()
         zero = ctypes.c_uint64(0)
@@ -179,18 +181,18 @@ class CudaDriver:
         return torch.as_tensor(_Bytes(address, nbytes, owner), device=device)
 
     def version(self) -> int:
-        """The newest CUDA that the driver knows: 1000 times the major plus 10 times the minor."""
+        """The newest CUDA version that the driver supports: 1000 * major + 10 * minor."""
         found = ctypes.c_int()
         self._call("cuDriverGetVersion", ctypes.byref(found))
         return found.value
 
     def lock(self, address: int, nbytes: int) -> None:
-        """Page-lock memory of the host, so that copies reach it in the background."""
+        """Page-lock memory of the host, so that copies to and from it are asynchronous."""
         size, flags = ctypes.c_size_t(nbytes), ctypes.c_uint(PORTABLE)
         self._call("cuMemHostRegister_v2", ctypes.c_void_p(address), size, flags)
 
     def unlock(self, address: int) -> None:
-        """End what `lock` began, before the memory goes."""
+        """Undo `lock`, before the memory is freed."""
         self._call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     @property

@@ -1,7 +1,8 @@
-"""Copies as arrays of addresses, for calls that take many at once.
+"""Copies as arrays of addresses, for calls that take many copies at once.
 
-A call such as `cuMemcpyBatchAsync`, or a kernel, moves thousands of pieces. They are made by numpy:
-per plane a little, and per piece nothing in Python. A kernel makes the pieces of rows itself.
+A call such as `cuMemcpyBatchAsync`, or a kernel, moves thousands of pieces. numpy computes their
+addresses, so Python runs per plane and not per piece. A kernel computes the addresses of rows
+itself.
 """
 
 from __future__ import annotations
@@ -59,12 +60,12 @@ class Rows(NamedTuple):
     """The same rows of several planes, to be copied: a piece for each row and plane.
 
     Attributes:
-        planes: of each plane the source's and the target's row 0, bytes from row to row of both,
+        planes: per plane the addresses of row 0 of source and target, the strides of both, and the
             bytes of a row; int64 `[5, n_planes]`. It does not change.
         sources: rows, int64 `[n]`.
         targets: likewise.
-        lengths: rows that follow one another from there, likewise; more than one only where the
-            rows of all planes touch on both sides.
+        lengths: consecutive rows from there, likewise; more than one only if rows of all planes are
+            contiguous on both sides.
     """
 
     planes: Numbers
@@ -86,7 +87,7 @@ class _Planes(NamedTuple):
     """Planes that are copied together.
 
     Attributes:
-        copies: keep the tensors, and so their addresses and `id`s.
+        copies: references that keep the tensors, and so their addresses and `id`s.
         numbers: `Rows.planes`.
         n_source_rows, n_target_rows: rows that every plane has.
     """
@@ -109,7 +110,7 @@ class Fragmenter:
         self._known: dict[tuple[int, ...], _Planes] = {}
 
     def fragments(self, copies: Sequence[PlaneCopy]) -> Fragments:
-        """The pieces of some copies; rows that are neighbours on both sides are one piece.
+        """The pieces of some copies; rows that are contiguous on both sides are one piece.
 
         Raises:
             IndexError: a row that a plane does not have.
@@ -149,7 +150,7 @@ def planes_of(copies: Sequence[PlaneCopy], address: Address) -> Numbers:
 
 
 def pieces(planes: Numbers, sources: Numbers, targets: Numbers) -> Fragments:
-    """Rows of planes; those that are neighbours on both sides are one where rows touch there."""
+    """Rows of planes; those that are contiguous on both sides are one piece."""
     ones = np.ones(len(sources), np.int64)
     is_dense = (planes[2:4] == planes[4]).all(axis=0)
     if not is_dense.any() or not len(sources):
@@ -170,7 +171,7 @@ def together(parts: Sequence[Fragments]) -> Fragments:
 
 
 def by_rows(copies: Sequence[PlaneCopy]) -> Collection[Sequence[PlaneCopy]]:
-    """Copies of the same rows together."""
+    """Group copies of the same rows."""
     of_rows = ids(copies, "source_rows"), ids(copies, "target_rows")
     if len(set(of_rows[0])) == 1 == len(set(of_rows[1])):
         return [copies]
@@ -189,14 +190,14 @@ def expect_within(rows: Numbers, n_rows: int) -> None:
     """Refuse rows that a plane does not have.
 
     Raises:
-        IndexError: naming them.
+        IndexError: it names them.
     """
     if len(rows) and (rows.min() < 0 or rows.max() >= n_rows):
         raise IndexError(f"rows {rows.min()} to {rows.max()} of a plane of {n_rows}")
 
 
 def joined(sources: Numbers, targets: Numbers, nbytes: int) -> Fragments:
-    """Pieces of one size, at least one; those that follow one another on both sides are one."""
+    """Join pieces of one size, at least one, that are contiguous on both sides."""
     jumps = np.diff(sources) != nbytes
     jumps |= np.diff(targets) != nbytes
     bounds = np.concatenate(([0], jumps.nonzero()[0] + 1, [len(sources)]))

@@ -1,9 +1,9 @@
 """A kernel that copies rows of several planes, or pieces of memory, by their addresses.
 
-It gathers rows of many planes into a ring and scatters rows of a ring into planes. It makes the
-address of each piece itself: the host sends a number for each row, and not for each row and plane.
-Pieces of any addresses are rows of one byte of a plane that is all memory. It has a program for
-each multiprocessor: it is over soon, and the model waits for one wave of it at most.
+It gathers rows of many planes into a ring and scatters rows of a ring into planes. It computes the
+address of each piece itself: the host sends one number for each row, instead of one for each row
+and plane. Pieces of any addresses are rows of one byte of a plane that covers all memory. It
+launches one program for each multiprocessor, so the model waits for one wave of it at most.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ __all__ = [
 ]
 
 PROGRAMS = 32
-"""Programs that copy at once on a device that does not say how many multiprocessors it has."""
+"""Programs on a device that does not report its number of multiprocessors."""
 
 TILES_NBYTES = (4 << 10, 16 << 10)
-"""Bytes that a program has in flight: the smallest tile that holds every piece, or the largest."""
+"""Bytes that a program has in flight: the smallest tile that holds every piece, or the largest.
+"""
 
 WARPS = 8
 
@@ -43,7 +44,7 @@ ALL_MEMORY = np.array([[0], [0], [1], [1], [1]], np.int64)
 """`Rows.planes` of one plane whose rows are bytes at any address."""
 
 WORDS = {16: tl.int64, 8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
-"""By the bytes to which addresses and sizes are aligned, the word that is moved."""
+"""The type of the words that are moved, by alignment in bytes."""
 
 
 @triton.jit(do_not_specialize=["n_planes", "rows", "n_rows"])  # type: ignore[untyped-decorator]
@@ -58,8 +59,8 @@ def copy_rows(  # type: ignore[no-untyped-def]
 ):
     """Copy rows of all planes.
 
-    Pieces are in the order of the rows, and all programs have as many of them, one behind the other
-    (the last ones fewer): a program reads few rows' numbers, which lie in memory of the host.
+    Pieces are in the order of the rows. Each program takes an equal run of them (the last ones
+    fewer), so it reads the numbers of few rows, which lie in host memory.
 
     Args:
         planes: `Rows.planes` on the device.
@@ -68,7 +69,7 @@ def copy_rows(  # type: ignore[no-untyped-def]
         n_rows: how many.
         WORD: type of the words that are moved.
         N_WORDS: words that a thread moves at once, side by side.
-        TILE: such groups of words that a program moves at once.
+        TILE: groups of N_WORDS words that a program moves at once.
     """
     nbytes_of_group: tl.constexpr = N_WORDS * WORD.primitive_bitwidth // 8
     groups = tl.arange(0, TILE)[:, None]
@@ -99,14 +100,14 @@ def copy_rows(  # type: ignore[no-untyped-def]
 
 
 class Planes(NamedTuple):
-    """Planes that rows are copied of.
+    """The planes whose rows are copied.
 
     Attributes:
-        numbers: `Rows.planes`; kept, and so its `id`.
-        on_device: the same there.
+        numbers: `Rows.planes`; the reference keeps its `id`.
+        on_device: the same on the device.
         alignments: the largest powers of two that divide all first addresses, all steps of the
             source, all steps of the target, and all widths.
-        most_nbytes: of a row.
+        most_nbytes: bytes of the largest row.
     """
 
     numbers: Numbers
@@ -118,14 +119,15 @@ class Planes(NamedTuple):
 class KernelCopies:
     """Copies by the kernel; see `RowsWay`.
 
-    It is compiled for pieces of whole 16 bytes when this is made; for others at their first copy.
+    The constructor compiles it for pieces of whole 16 bytes; for others it is compiled at their
+    first copy.
 
     Args:
-        device: where it runs.
+        device: device on which it runs.
         page_locked: see `Tables`.
 
     Attributes:
-        programs: that copy at once.
+        programs: how many copy at once.
     """
 
     def __init__(self, device: torch.device, page_locked: Callable[[int], torch.Tensor]) -> None:
@@ -158,7 +160,7 @@ class KernelCopies:
             table.read(stream)
 
     def _planes(self, numbers: Numbers, stream: torch.Stream) -> Planes:
-        """Planes as one stream reads them; the first time they are sent there."""
+        """Planes as one stream reads them; they are sent to the device the first time."""
         key = id(numbers), stream.stream_id
         if key not in self._known:
             if len(self._known) >= MOST_KNOWN:
@@ -174,13 +176,13 @@ class KernelCopies:
 
 
 def planes_of(numbers: Numbers, on_device: torch.Tensor) -> Planes:
-    """Planes that are on the device, and what is known of their bytes."""
+    """Put planes on the device, and find their alignment."""
     alignments = power_of_two(numbers[:2]), *map(power_of_two, numbers[2:])
     return Planes(numbers, on_device, alignments, int(numbers[4].max()))
 
 
 def n_multiprocessors(device: torch.device) -> int | None:
-    """Multiprocessors of a device; None where it does not say."""
+    """Number of multiprocessors of a device; None if it does not report that."""
     properties = getattr(torch.get_device_module(device), "get_device_properties", None)
     return (
         None if properties is None else getattr(properties(device), "multi_processor_count", None)
@@ -188,7 +190,7 @@ def n_multiprocessors(device: torch.device) -> int | None:
 
 
 def power_of_two(numbers: Numbers) -> int:
-    """The largest that divides all of them; 0 if all are 0."""
+    """The largest power of two that divides all of them; 0 if all are 0."""
     bits = int(np.bitwise_or.reduce(numbers, axis=None))
     return bits & -bits
 
@@ -207,7 +209,7 @@ def alignment(planes: Planes, rows: Rows) -> int:
 def constants(alignment: int, most_nbytes: int) -> dict[str, Any]:
     """The kernel's constants for pieces of some alignment, `most_nbytes` at most.
 
-    Words are as wide as there are.
+    Words are as wide as the alignment allows.
     """
     n_words = 2 if alignment == 16 else 1
     tile = next((each for each in TILES_NBYTES if each >= most_nbytes), TILES_NBYTES[-1])

@@ -15,17 +15,17 @@ __all__ = ["MappedSpace"]
 
 
 class MappedSpace:
-    """Address space on a CUDA device, of which the first blocks of each part have memory.
+    """Address space on a CUDA device; memory is mapped to the first blocks of each part.
 
-    Memory reads as zeros when it is mapped. Before blocks are unmapped the device has finished all
-    submitted work, so no kernel in its queue reads them any more. Mapped memory is freed with the
-    last tensor of the space.
+    Memory reads as zeros when it is mapped. Before blocks are unmapped the device finishes all
+    submitted work, so no queued kernel can read them. Mapped memory is freed with the last tensor
+    of the space.
 
     Args:
         driver: of the device.
         nbytes: how much address space each part has; rounded up to whole blocks.
         device: where.
-        n_parts: how many there are, one behind the other.
+        n_parts: how many parts there are, one behind the other.
 
     Attributes:
         mapped_nbytes: how much of each part has memory now.
@@ -58,24 +58,25 @@ class MappedSpace:
         self._end = weakref.finalize(
             self, _give_all_back, driver, device, self._address, self._reserved, self._handles
         )
-        self._end.atexit = False  # the driver may be gone by then, and the memory with it
+        self._end.atexit = False  # the driver, and the memory with it, may be gone by then
 
     @staticmethod
     def is_there() -> bool:
-        """Whether CUDA's driver is there, and offers this."""
+        """Whether CUDA's driver is there and offers virtual memory."""
         return CudaDriver.find() is not None
 
     @classmethod
     def on(cls, device: torch.device, nbytes: int, n_parts: int) -> MappedSpace:
-        """Address space on a device of a machine where `is_there` says true."""
+        """Address space on a device; needs `is_there`."""
         driver = CudaDriver.find()
         assert driver is not None, "see is_there"
         return cls(driver, nbytes, device, n_parts)
 
     def tensor(self) -> torch.Tensor:
-        """All of it, uint8 `[n_parts, nbytes]`; only what is mapped may be touched.
+        """All of it, uint8 `[n_parts, nbytes]`; only mapped bytes may be touched.
 
-        The first blocks are mapped if nothing is: torch asks the driver whose address it is.
+        Maps the first blocks if nothing is mapped, because torch asks the driver for the address's
+            device.
         """
         if not self._handles:
             self.resize(1)
@@ -83,10 +84,10 @@ class MappedSpace:
         return memory.view(self.n_parts, self._stride)[:, : self.nbytes]
 
     def resize(self, nbytes: int) -> None:
-        """Have memory for the first `nbytes` bytes of every part and the rest of their last block.
+        """Map memory for the first `nbytes` bytes of every part, rounded up to blocks.
 
         Raises:
-            MemoryError: the device has not that much; what was mapped stays.
+            MemoryError: the device does not have that much; the mapping stays as it was.
         """
         wanted, mapped = self._rounded(min(nbytes, self.nbytes)), self.mapped_nbytes
         if wanted > mapped:
@@ -112,7 +113,7 @@ class MappedSpace:
         for part in parts:
             start = self._address + part + first
             self._driver.tensor(start, end - first, self.device, self).zero_()
-        self._driver.synchronize(self.device)  # copies run on streams of their own
+        self._driver.synchronize(self.device)  # copies run on other streams
 
     def _unmap(self, end: int) -> None:
         """Unmap the blocks of every part from `end` on."""
@@ -130,7 +131,7 @@ def _give_all_back(
     nbytes: int,
     handles: dict[int, int],
 ) -> None:
-    with suppress(RuntimeError, OSError):  # a lost device: all of it goes with the process
+    with suppress(RuntimeError, OSError):  # a lost device: the process's end frees all of it
         driver.synchronize(device)
         block = driver.block_nbytes(device)
         for start, handle in handles.items():

@@ -1,7 +1,7 @@
-"""Memory of the host that CUDA page-locks where it is.
+"""Host memory that CUDA page-locks in place.
 
-Torch's allocator for page-locked memory takes powers of two: up to twice the requested size. Pages
-of the system are large ones where it has some: they are locked sooner.
+Torch's allocator for page-locked memory takes powers of two: up to twice the requested size. Huge
+pages are used if the system has them, because they are locked faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def page_locked(driver: CudaDriver, nbytes: int) -> torch.Tensor:
     """
     try:
         memory = mmap.mmap(-1, max(1, nbytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # a system without
+        with suppress(OSError):  # a system without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
         owner = _Locked(driver, memory)
     except (OSError, OverflowError) as error:
@@ -37,7 +37,7 @@ def page_locked(driver: CudaDriver, nbytes: int) -> torch.Tensor:
 
 
 class _Locked:
-    """Page-locked memory; the driver is notified when it goes.
+    """Page-locked memory; it is unlocked when it is freed.
 
     Args:
         driver: locks it.
@@ -57,5 +57,5 @@ class _Locked:
 
 def _unlock(driver: CudaDriver, address: int, memory: mmap.mmap) -> None:
     del memory
-    with suppress(OSError):  # a lost device: the lock goes with the process
+    with suppress(OSError):  # a lost device: the lock ends with the process
         driver.unlock(address)

@@ -1,4 +1,4 @@
-"""Copies by torch alone: on every device, one call or a few for each plane or run of rows."""
+"""Copies with torch alone, on every device: one call or a few for each plane or run of rows."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def copy_rows(
 ) -> None:
     """Submit copies to torch's current stream.
 
-    Between the device and page-locked memory each run of rows is a call, so many small rows are as
-    slow as their calls. Pageable rows are read now, into torch's page-locked memory; the host waits
-    where they are written, and where both sides are its own.
+    Between the device and page-locked memory each run of rows is a call, so many small rows take
+    the time of their calls. Pageable sources are read now, into torch's page-locked memory. The
+    host waits for pageable targets, and for copies within its own memory.
     """
     on_device: dict[int, torch.Tensor] = {}
 
@@ -55,7 +55,7 @@ def copy_rows(
 
 
 def _runs(copy: PlaneCopy) -> Iterable[tuple[int, int, int]]:
-    """First rows and lengths of runs that are one piece of memory on both sides."""
+    """First rows and lengths of runs that are contiguous on both sides."""
     source_rows, target_rows = copy.source_rows.numpy(), copy.target_rows.numpy()
     if not len(source_rows):
         return []

@@ -6,12 +6,12 @@
     load    ── move layer 0 ──► event ──► compute.wait(event), then layer 0's kernels
             ── move layer 1 ──► event ──► ...
 
-A call only submits. Work of one stream runs in the order of submission; works of two streams run
-in any order, unless an event lies between them, or the host waited for the first before it
-submitted the second. So whoever submits work that touches bytes which other work touches says why
-that cannot happen at once: the same stream, an event, or a wait of the host.
+A call only submits. Work of one stream runs in the order of submission. Work of two streams runs in
+any order, unless an event lies between, or the host waited for the first before it submitted the
+second. So code that submits two works on the same bytes orders them: by one stream, by an event, or
+by a wait of the host.
 
-Where a device is lost, every call of it and of its streams and events raises a `TransferError`.
+After a device is lost, every call of it and of its streams and events raises a `TransferError`.
 """
 
 from __future__ import annotations
@@ -34,43 +34,45 @@ class Purpose(enum.Enum):
     COMPUTE = "compute"
     """The model's kernels, and copies within a pool."""
     GATHER = "gather"
-    """Rows of many planes, put side by side on the device; behind everything else."""
+    """Gathers rows of many planes on the device; lowest priority."""
     BACKUP = "backup"
-    """DEVICE to HOST; behind everything else."""
+    """DEVICE to HOST; lowest priority."""
     LOAD_BACK = "load-back"
-    """HOST to DEVICE; requests wait for it."""
+    """HOST to DEVICE; high priority, since requests wait for it."""
     SCATTER = "scatter"
-    """Rows that lie side by side on the device, put into their planes; requests wait for it."""
+    """Scatters gathered rows into their planes; high priority, since requests wait for it."""
 
     @property
     def crosses_bus(self) -> bool:
-        """Whether its pieces are on HOST on one side."""
+        """Whether one side of its copies is on HOST."""
         return self in (Purpose.BACKUP, Purpose.LOAD_BACK)
 
 
 class CopySizes(NamedTuple):
-    """When copies take which way; a benchmark may try others.
+    """Thresholds that choose a way for copies; a benchmark may try others.
 
     The defaults are for PCIe 5 at 55 bytes a nanosecond. A batched call takes 0.9 µs of the host
     for each piece, and its copies begin when it returns.
 
     Attributes:
-        ring_nbytes: memory of the device that small rows pass through, for each direction. A third
-            of it takes 0.6 ms on the bus, the host's share in that is 0.2 ms.
+        ring_nbytes: device memory that small rows pass through, for each direction. A third of it
+            takes 0.6 ms on the bus, of which the host works 0.2 ms.
         straight_nbytes: rows of this size and more are copied as they are.
-        batched_nbytes: where a device has both ways, pieces that cross the bus as they are go by
-            the driver's call from this size on, and by the kernel below it.
+        batched_nbytes: if a device has both ways, pieces of this size and more cross the bus by the
+            driver's batched call, smaller ones by the kernel.
         piece_nbytes: a load's slabs are split into groups of layers as long as the pieces are not
             smaller than this.
         group_nbytes: layers of a load that go straight are announced together until they have as
             many bytes.
-        few_nbytes: less than this, of all planes, is copied as it is; calls take as much at least.
-        n_streams: that cross the bus in each direction; calls take turns, so that one begins while
-            another ends. Layers of a load may come later then.
-        first_pieces: of a submission's first call. Each later one takes twice as many: copies begin
-            when a call returns, and take longer than that for each piece.
-        first_nbytes: to fill the first part of the ring with that a submission takes, so that the
-            bus begins early. Each later one takes twice as many, a whole part at most.
+        few_nbytes: copies with fewer bytes than this, of all planes, go straight: the calls alone
+            take as long.
+        n_streams: streams that cross the bus in each direction; calls take turns, so that one
+            begins while another ends. With more than one, the first layers of a load may arrive
+            later.
+        first_pieces: pieces of a submission's first call. Each later call takes twice as many:
+            copies begin when a call returns, and each takes longer than its share of the call.
+        first_nbytes: bytes in the first part of the ring that a submission fills; few, so that the
+            bus begins early. Each later part takes twice as many, up to a whole part.
     """
 
     ring_nbytes: int = 96 << 20
@@ -85,7 +87,7 @@ class CopySizes(NamedTuple):
 
 
 class Event(Protocol):
-    """A point of a stream. It is a fence: whoever has one may hand it to the cache."""
+    """A point of a stream. It is a fence, so an engine may pass it to the cache."""
 
     def done(self) -> bool:
         """Whether all work before it has ended; never blocks.
@@ -108,11 +110,11 @@ class Stream(Protocol):
     def copy(self, groups: Sequence[Sequence[PlaneCopy]]) -> list[Event]:
         """Copy rows, group after group; the copies of one group run in any order.
 
-        Rows are on the device or in page-locked memory. Other memory of the host is read at once,
-        and written before the call returns.
+        Rows are on the device or in page-locked memory. Pageable memory is read at once, and
+        written before the call returns.
 
         Returns:
-            An event for each group, behind it.
+            An event behind each group.
         """
 
     def move(self, fragments: Fragments) -> None:
@@ -126,24 +128,23 @@ class Stream(Protocol):
         """Copy rows within the device, in any order.
 
         Args:
-            rows: at least one, of one plane at least; addresses as above.
+            rows: at least one row of one plane; addresses as above.
         """
 
     def record(self) -> Event:
-        """An event behind all that was submitted so far."""
+        """An event behind all work submitted so far."""
 
     def wait(self, event: Event) -> None:
         """Work submitted from now on runs after `event`; the host goes on."""
 
 
 class StreamRuntime(Protocol):
-    """One device: all of a `kvgraft.devices.DeviceRuntime`, and its streams.
+    """One device: a `kvgraft.devices.DeviceRuntime` with streams.
 
     Attributes:
-        device: what its tensors say they are on.
-        sizes: when to copy how.
-        stages: whether small rows are faster through memory of the device where they lie side by
-            side.
+        device: the device of its tensors.
+        sizes: thresholds between the ways of copies.
+        stages: whether small rows are faster by way of a ring on the device.
     """
 
     device: torch.device
@@ -154,16 +155,16 @@ class StreamRuntime(Protocol):
         """Zeroed memory of the device; `label` names it in messages."""
 
     def page_locked(self, nbytes: int, label: str) -> torch.Tensor:
-        """Zeroed memory of the host that copies reach in the background, uint8 `[nbytes]`."""
+        """Zeroed host memory for asynchronous copies, uint8 `[nbytes]`."""
 
     def address(self, tensor: torch.Tensor) -> int | None:
-        """The first byte, for `Stream.move`; None where that does not reach it."""
+        """Address of the first byte, for `Stream.move`; None for memory that it cannot access."""
 
     def stream(self, purpose: Purpose) -> Stream:
         """A new stream."""
 
     def compute(self) -> Stream:
-        """The stream that the calling thread's kernels go to now."""
+        """The calling thread's current stream."""
 
     def orders(self, fence: object) -> bool:
         """Whether `fence` is an event that this device's streams can wait for."""

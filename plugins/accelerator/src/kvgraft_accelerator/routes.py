@@ -1,7 +1,8 @@
 """Which planes go through a ring on the device, and which straight over the bus.
 
-Planes that lie side by side in rows of host memory cross the bus as one piece, if their rows are
-small. What can be known without the rows of a transfer is found once for each set of planes.
+Planes that are contiguous in rows of host memory cross the bus as one piece, if their rows are
+small. Everything that does not depend on the rows of a transfer is computed once for each set of
+planes.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ MOST_KNOWN = 64
 
 
 class Sides(Protocol):
-    """Tells the sides of a direction."""
+    """Says which side of a direction is which."""
 
     def __call__(self, source: T, target: T) -> tuple[T, T]:
-        """The side of the device first; or of these two, the source first."""
+        """The device's side first; between two of the device, the source first."""
 
 
 class Slab(NamedTuple):
-    """Planes that lie side by side in rows of host memory, as addresses.
+    """Planes that are contiguous in rows of host memory, as addresses.
 
     Attributes:
-        layers: whose planes they are, ascending.
+        layers: the layers of its planes, ascending.
         planes: `Rows.planes` between the device and slabs anywhere on it: a slab's row is the
             address where it begins.
-        host: of slab 0.
-        host_step: from slab to slab.
-        nbytes: of a slab.
+        host: address of slab 0.
+        host_step: bytes from slab to slab.
+        nbytes: bytes of a slab.
     """
 
     layers: Sequence[int]
@@ -55,8 +56,8 @@ class Straight(NamedTuple):
 
     Attributes:
         planes: `Rows.planes`, first layers first.
-        layers: of each layer its number, where its planes begin and end in `planes`, and the bytes
-            of a row of them.
+        layers: per layer its number, where its planes begin and end in `planes`, and the bytes of
+            their rows together.
     """
 
     planes: Numbers
@@ -64,15 +65,15 @@ class Straight(NamedTuple):
 
 
 class Route(NamedTuple):
-    """The ways of planes that are copied together again and again.
+    """How a set of planes is copied; kept, since the same planes are copied again and again.
 
     Attributes:
-        copies: keep the tensors, and so their `id`s and addresses.
-        slabs: those that go through the ring.
-        straight: the other ones.
+        copies: references that keep the tensors, and so their `id`s and addresses.
+        slabs: planes that go through the ring.
+        straight: the other planes.
         every: all of them, as if they went straight.
-        row_nbytes: of a row of all planes.
-        n_source_rows, n_target_rows: rows that every plane has.
+        row_nbytes: bytes of one row of all planes together. n_source_rows, n_target_rows: rows that
+        every plane has.
     """
 
     copies: Sequence[PlaneCopy]
@@ -88,11 +89,12 @@ class Routes:
     """Finds the route of planes, and remembers it.
 
     Args:
-        address: the first byte of a tensor, None where no piece can begin.
-        sides: of the direction.
+        address: gives the address of a tensor's first byte; None for memory that copies cannot
+            address.
+        sides: which side is which.
         straight_nbytes: rows of this size and more go straight.
         piece_nbytes: pieces of a slab are not smaller than this, if the slab is not.
-        most_nbytes: nor larger than this; 0 if all rows go straight.
+        most_nbytes: pieces of a slab are not larger than this; 0 if all rows go straight.
     """
 
     def __init__(
@@ -109,7 +111,7 @@ class Routes:
         self._known: dict[tuple[int, ...], Route | None] = {}
 
     def of(self, copies: Sequence[PlaneCopy]) -> Route | None:
-        """The route of planes that are copied together; None where no address reaches some."""
+        """The route of planes that are copied together; None if some have no address."""
         key = tuple(ids(copies, "source") + ids(copies, "target"))
         if key not in self._known:
             if len(self._known) >= MOST_KNOWN:
@@ -142,7 +144,7 @@ class Routes:
         )
 
     def _pieces(self, run: Sequence[_Plane]) -> Iterator[list[_Plane]]:
-        """As many equal ones as are not too small."""
+        """Split into as many equal pieces as are not too small."""
         nbytes = _nbytes(run)
         n_pieces = max(1, nbytes // self._piece_nbytes)
         return _cut(run, min(self._most_nbytes, -(-nbytes // n_pieces)))
@@ -176,7 +178,7 @@ class Routes:
 
 
 class _Plane(NamedTuple):
-    """A plane of host memory: its first byte there, bytes of a row, number of its copy."""
+    """A plane of host memory: its first byte, bytes of a row, index of its copy."""
 
     start: int
     nbytes: int
@@ -203,12 +205,12 @@ def _start(plane: torch.Tensor) -> int:
 
 
 def _nbytes(planes: Sequence[_Plane]) -> int:
-    """Of planes that touch."""
+    """Bytes of contiguous planes."""
     return planes[-1].start + planes[-1].nbytes - planes[0].start
 
 
 def _runs(planes: Iterable[_Plane]) -> Iterator[list[_Plane]]:
-    """Planes whose bytes touch together, in the order of the bytes."""
+    """Group planes that are contiguous, in the order of their bytes."""
     run: list[_Plane] = []
     for plane in sorted(planes):
         if run and plane.start != run[-1].start + run[-1].nbytes:
@@ -219,7 +221,7 @@ def _runs(planes: Iterable[_Plane]) -> Iterator[list[_Plane]]:
 
 
 def _cut(run: Sequence[_Plane], most_nbytes: int) -> Iterator[list[_Plane]]:
-    """Planes of a run together as long as they have not more bytes than this, one at least."""
+    """Split a run into groups of at most so many bytes, with at least one plane."""
     some: list[_Plane] = []
     for plane in run:
         if some and _nbytes([*some[:1], plane]) > most_nbytes:

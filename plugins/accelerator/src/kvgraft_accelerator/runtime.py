@@ -23,20 +23,21 @@ from kvgraft_accelerator.ways import Ways, find_ways, parted
 __all__ = ["Accelerator", "AcceleratorEvent", "AcceleratorStream"]
 
 FIRST_LOOK_S, LAST_LOOK_S = 20e-6, 1e-3
-"""Seconds between two checks of an event that the host waits for: at first, and at most."""
+"""Seconds between two checks of an event that the host waits for: the first, and the longest."""
 
 PRIORITIES = {Purpose.LOAD_BACK: -1, Purpose.SCATTER: -1}
-"""Lower is sooner. The others have 0, than which torch has none later; a model's stream has it,
-too, unless the engine says otherwise."""
+"""Lower numbers run first. The others have 0, torch's lowest priority, which a model's stream has
+too, unless the engine chose another.
+"""
 
 
 class Accelerator:
-    """A device of torch's; see `StreamRuntime`. The scheduler's thread uses it.
+    """A device that torch supports; see `StreamRuntime`. The scheduler's thread uses it.
 
     Args:
         name: as torch names it, such as `cuda` or `cuda:1`.
-        sizes: when copies take which way; by default as `CopySizes` says.
-        ways: the ways of this device; by default those that are found.
+        sizes: thresholds between the ways of copies; by default those of `CopySizes`.
+        ways: the ways of this device; found by default.
 
     Attributes:
         sizes: see above.
@@ -44,12 +45,12 @@ class Accelerator:
         stages: whether it has both ways that take addresses.
 
     Raises:
-        ConfigError: torch has not this device here, or none of its streams.
+        ConfigError: torch does not have this device here, or no streams for it.
     """
 
     def __init__(self, name: str, sizes: CopySizes | None = None, ways: Ways | None = None) -> None:
         try:
-            self.device = torch.empty(0, device=name).device  # with its number
+            self.device = torch.empty(0, device=name).device  # with its index
             with torch.Stream(self.device):
                 pass
         except (RuntimeError, AssertionError, AttributeError, TypeError) as error:
@@ -73,11 +74,11 @@ class Accelerator:
         return torch.zeros(tuple(shape), dtype=dtype, device=self.device)
 
     def page_locked(self, nbytes: int, label: str) -> torch.Tensor:
-        """Zeroed memory of the host, page-locked as one block; it stays as long as the device.
+        """Zeroed host memory, page-locked as one block; it is kept as long as the device.
 
         Raises:
             MemoryError: CUDA locks no more of it.
-            RuntimeError: torch gets no more of it.
+            RuntimeError: torch cannot allocate it.
         """
         del label
         memory = self.page_locked_for_now(nbytes)
@@ -85,18 +86,18 @@ class Accelerator:
         return memory
 
     def page_locked_for_now(self, nbytes: int) -> torch.Tensor:
-        """The same, unlocked with its last tensor."""
+        """The same, but unlocked with its last tensor."""
         if self._driver is None:
             return torch.zeros(nbytes, dtype=torch.uint8, pin_memory=True)
         torch.zeros(1, device=self.device)  # makes the device's context this thread's
         return page_locked(self._driver, nbytes)
 
     def is_page_locked(self, tensor: torch.Tensor) -> bool:
-        """Whether copies reach a tensor of the host in the background."""
+        """Whether copies to and from a host tensor are asynchronous."""
         return tensor.untyped_storage().data_ptr() in self._locked or tensor.is_pinned()
 
     def address(self, tensor: torch.Tensor) -> int | None:
-        """The first byte; None of pageable memory, or without a way that takes addresses."""
+        """Address of the first byte; None for pageable memory, or if no way takes addresses."""
         if not self.ways.by_address:
             return None
         if tensor.device.type == "cpu" and not self.is_page_locked(tensor):
@@ -115,7 +116,7 @@ class Accelerator:
         return AcceleratorStream(self, raw, Purpose.COMPUTE)
 
     def orders(self, fence: object) -> bool:
-        """Whether it is an event of this device: one of ours, or one of torch's."""
+        """Whether it is an event of this device: of kvgraft or of torch."""
         if isinstance(fence, AcceleratorEvent):
             return fence.event.device.type == self.device.type
         module = torch.get_device_module(self.device)
@@ -124,7 +125,7 @@ class Accelerator:
     def copy(
         self, groups: Sequence[Sequence[PlaneCopy]], stream: AcceleratorStream
     ) -> Iterator[None]:
-        """Submit copies to torch's current stream; a step for each group."""
+        """Submit copies to torch's current stream; a generator, with a step for each group."""
         ways = self.ways
         if stream.purpose is Purpose.COMPUTE:  # CUDA's default stream takes no batched copies
             ways = ways._replace(batched=None)
@@ -159,14 +160,14 @@ class AcceleratorEvent:
         self._told = told
 
     def done(self) -> bool:
-        """Whether the device got there."""
+        """Whether the device reached it."""
         with self._told:
             return self.event.query()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Look until the device got there, or `timeout` seconds are over.
+        """Poll until the device reached it, or `timeout` seconds are over.
 
-        A lost device raises at the next look; torch's own wait has no bound.
+        A lost device raises at the next check; torch's own wait has no time limit.
         """
         end = None if timeout is None else time.monotonic() + timeout
         pause = FIRST_LOOK_S
@@ -183,8 +184,8 @@ class AcceleratorStream:
     """A stream; see `Stream`.
 
     Attributes:
-        raw: torch's.
-        purpose: the requested use.
+        raw: torch's stream.
+        purpose: its use.
     """
 
     def __init__(self, device: Accelerator, raw: torch.Stream, purpose: Purpose) -> None:
@@ -219,7 +220,7 @@ class AcceleratorStream:
             return AcceleratorEvent(self.raw.record_event(), self._told)
 
     def wait(self, event: Event) -> None:
-        """Work submitted from now on runs after `event`: one of ours, or one of torch's."""
+        """Work submitted from now on runs after `event`, of kvgraft or of torch."""
         with self._told:
             self.raw.wait_event(_raw(event))
 
@@ -229,9 +230,9 @@ def _raw(event: Event) -> torch.Event:
 
 
 class _Told:
-    """Errors of torch and of the driver become transfer errors that say where.
+    """Turns errors of torch and of the driver into transfer errors that say where.
 
-    A device that failed says so at every call from then on.
+    After a failure every call of the device raises.
     """
 
     __slots__ = ("_where",)

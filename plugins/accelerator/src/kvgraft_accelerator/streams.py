@@ -1,15 +1,15 @@
 """Copies on streams of a device: the engine of accelerators, and of the simulated one.
 
-No thread waits, and slabs and rings are taken once. The scheduler's thread submits copies and polls
-events. What crosses the bus is in pieces that are large for it:
+No thread waits, and slabs and rings are allocated once. The scheduler's thread submits copies and
+polls events. Copies cross the bus in large pieces:
 
     backup   planes ── gather ──► ring ── bus ──► slabs of the host
     load     slabs of the host ── bus ──► ring ── scatter ──► planes      an event for each group
     large rows, or few ────────── bus ──────────► as they are             of layers
 
-A part of the ring is filled again behind the event of what emptied it. Each direction has a ring of
-its own, streams that cross the bus, normally one, and one that stays on the device. A copy engine
-takes several streams one after the other, so the first layers of a load come later with more.
+A part of the ring is filled again behind the event of the copy that emptied it. Each direction has
+a ring, one stream that stays on the device, and streams that cross the bus, normally one. A copy
+engine serves several streams in turn, so with more of them the first layers of a load arrive later.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ ALIGNMENT = 64
 """Bytes to which rows of the ring are aligned."""
 
 MORE_PARTS = 2
-"""Parts of a ring, beside those that cross the bus: one is filled or emptied on the device, one is
-ready for either."""
+"""Parts of a ring that do not cross the bus: one is filled or emptied, one is ready.
+"""
 
 
 class StreamTicket(Ticket):
     """Progress of one submission, read from its events.
 
-    It ends when all of them have passed, also if it failed: until then its slots are in use.
+    It ends when all of them have passed, even if it failed: until then its slots are in use.
 
     Attributes:
-        events: behind all that was submitted for it, in that order; None until then.
-        ends: for each layer, how many events are there when its last one is.
-        failure: why it will have failed once it ends.
+        events: events behind its copies, in the order of submission; None before it is submitted.
+        ends: for each layer, how many of the events must have passed.
+        failure: why it fails once it ends.
     """
 
     __slots__ = ("_lane", "_n_passed", "ends", "events", "failure")
@@ -77,7 +77,7 @@ class StreamTicket(Ticket):
 
     @property
     def done(self) -> bool:
-        """Whether the copies ended, well or badly."""
+        """Whether the copies ended, successfully or not."""
         return self._done or self._look(None)
 
     def layer_ready(self, layer: int) -> bool:
@@ -86,7 +86,7 @@ class StreamTicket(Ticket):
         return super().layer_ready(layer)
 
     def layer_event(self, layer: int) -> Event | None:
-        """The event that a kernel which reads a layer waits for; None if there is nothing to copy.
+        """The event that a kernel waits for before it reads a layer; None if nothing is copied.
 
         Raises:
             TransferError: the copies wait for a fence of the host, or could not be submitted.
@@ -110,7 +110,7 @@ class StreamTicket(Ticket):
         super().wait_layer(layer, 0)
 
     def _look(self, timeout_s: float | None, layer: int | None = None) -> bool:
-        """Take in events that passed, waiting if there is a time for it; whether all ended."""
+        """Count events that passed, waiting if a time is given; whether all ended."""
         end = None if timeout_s is None else time.monotonic() + timeout_s
         self._lane.start_reached(self if timeout_s else None, timeout_s or 0.0)
         if self.events is None or self._done:
@@ -140,10 +140,10 @@ class StreamTicket(Ticket):
 
 
 class StreamTransferEngine:
-    """Copies on streams of one device; what each direction writes is in the order of submission.
+    """Copies on streams of one device; each direction writes in the order of submission.
 
-    A copy starts behind the work that the submitting thread gave the device before, and behind its
-    fence. Events of the device are waited for there; other fences by the host, when it polls.
+    A copy starts after the work that the submitting thread gave the device before, and after its
+    fence. The device waits for its own events; the host waits for other fences when it polls.
 
     Its tickets are of the class `kind`.
 
@@ -161,7 +161,7 @@ class StreamTransferEngine:
 
     @property
     def ring_nbytes(self) -> int:
-        """Memory of the device that small rows pass through, both directions together."""
+        """Device memory of the rings of both directions."""
         return sum(lane.ring.nbytes for lane in (self._loads, self._backups) if lane.ring)
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:
@@ -179,7 +179,7 @@ class StreamTransferEngine:
 
 
 class _Held(NamedTuple):
-    """A submission that waits for fences of the host, or for one that does."""
+    """A submission that waits for host fences, or for an earlier one that does."""
 
     ticket: StreamTicket
     behind: tuple[Event, ...]
@@ -191,11 +191,11 @@ class _Lane:
     """Submissions of one direction.
 
     Attributes:
-        over_bus, on_device: the uses of its streams.
-        announces_layers: whether a layer is there before all are.
-        bus: the streams that cross the bus, the one whose turn is next first.
-        local: the stream that moves rows between planes and ring.
-        ring: None where the device needs none.
+        over_bus, on_device: the purposes of its streams.
+        announces_layers: whether a layer can be ready before all are.
+        bus: the streams that cross the bus, the next one first.
+        local: the stream that copies rows between planes and ring.
+        ring: the ring; None if the device needs none.
     """
 
     over_bus: Purpose
@@ -218,7 +218,7 @@ class _Lane:
         self._n_pieces = self._part_nbytes = 0
 
     def add(self, ticket: StreamTicket, fence: Fence | None) -> None:
-        """Start a submission behind what the device was given so far, and its fence."""
+        """Start a submission after the device's work so far and after its fence."""
         try:
             events: list[Event] = [self.runtime.compute().record()]
         except TransferError as error:
@@ -235,7 +235,7 @@ class _Lane:
         self.start_reached(None)
 
     def start_reached(self, ticket: StreamTicket | None, timeout_s: float = 0.0) -> None:
-        """Submit what waits no more, oldest first; wait for the fences before `ticket`'s end."""
+        """Submit copies whose fences have passed, oldest first; waits for those of `ticket`."""
         end = time.monotonic() + timeout_s
         while self._held:
             held = self._held[0]
@@ -255,7 +255,7 @@ class _Lane:
             self._held.popleft()
 
     def start(self, ticket: StreamTicket, behind: Sequence[Event]) -> tuple[list[Event], list[int]]:
-        """Submit the copies behind some events; `events` and `ends` of the ticket."""
+        """Submit the copies after some events; returns the ticket's `events` and `ends`."""
         sizes = self.runtime.sizes
         self._n_pieces, self._part_nbytes = sizes.first_pieces, sizes.first_nbytes
         before = [] if self.announces_layers else self._last
@@ -289,28 +289,28 @@ class _Lane:
         return events, [ends.get(layer, len(events)) for layer in ticket.layers]
 
     def sides(self, source: T, target: T) -> tuple[T, T]:
-        """The side of the device first, or of these two the source first."""
+        """The device's side first; between two of the device, the source first."""
         raise NotImplementedError
 
     def straight(self, fragments: Fragments) -> list[Event]:
-        """Move pieces as they are; the events behind them, the last behind all."""
+        """Move pieces straight; returns the events behind them, the last behind all."""
         raise NotImplementedError
 
     def through_ring(self, part: _Part, slabs: Fragments, rows: Rows) -> list[Event]:
         """Fill a part of the ring and empty it.
 
         Args:
-            part: which.
-            slabs: over the bus.
-            rows: within the device.
+            part: the part.
+            slabs: pieces that cross the bus.
+            rows: rows to copy within the device.
 
         Returns:
-            The events behind all that was submitted for it.
+            The events behind these copies.
         """
         raise NotImplementedError
 
     def cross(self, fragments: Fragments, behind: Sequence[Event]) -> list[Event]:
-        """Move pieces over the bus; the event behind each call."""
+        """Move pieces over the bus; returns the event behind each call."""
         nbytes = max(1, int(fragments.nbytes.sum()))
         few = self.runtime.sizes.few_nbytes * len(fragments.nbytes) // nbytes
         first = 0
@@ -330,7 +330,7 @@ class _Lane:
     def _copy_rows(
         self, copies: Sequence[PlaneCopy], events: list[Event], ends: dict[int, int]
     ) -> None:
-        """Layer by layer on one stream, or copy by copy where one reads the bytes of another."""
+        """Copy layer by layer on one stream, or copy by copy if one reads the bytes of another."""
         stream = self.bus[0]
         for event in self._last:
             stream.wait(event)
@@ -342,7 +342,7 @@ class _Lane:
         self.local.wait(stream.record())
 
     def _steps(self, copies: Sequence[PlaneCopy]) -> list[_Staged | _Straight] | None:
-        """Copies by their ways, first layers first; None where no address reaches some."""
+        """Copies by their ways, first layers first; None if some have no address."""
         sizes = self.runtime.sizes
         steps: list[_Staged | _Straight] = []
         straight: list[_Crossing] = []
@@ -370,7 +370,7 @@ class _Lane:
         return sorted(steps, key=lambda step: step.layers[0])
 
     def _stage(self, step: _Staged) -> Iterator[Event]:
-        """As many rows at a time as fit a part of the ring; the events behind."""
+        """Copy as many rows at a time as fit a part of the ring; returns the events behind."""
         assert self.ring is not None
         slab = step.slab
         stride = -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
@@ -387,32 +387,32 @@ class _Lane:
             first = end
 
     def give_up(self) -> list[Event]:
-        """A submission failed half way: what comes next waits for all of it; the events behind."""
+        """A submission failed half way: later ones wait for it; returns the events behind."""
         self._last = self.ends()
         for part in () if self.ring is None else self.ring.parts:
             part.emptied = self._last
         return list(self._last)
 
     def ends(self) -> list[Event]:
-        """Events behind all that was submitted; none where the device is lost."""
+        """Events behind all work submitted; none if the device is lost."""
         try:
             return [stream.record() for stream in (*self.bus, self.local)]
         except TransferError:
             return []
 
     def close(self) -> None:
-        """Finish what was submitted, as far as the device gets within the time for a fence."""
+        """Wait for the submitted copies, at most the time for a fence."""
         while self._held:
             self.start_reached(self._held[-1].ticket, self._fence_timeout_s)
         for event in self.ends():
-            with suppress(TransferError):  # tickets have told
+            with suppress(TransferError):  # tickets say so
                 event.wait(self._fence_timeout_s)
 
 
 class _Loads(_Lane):
     """HOST to DEVICE, first layers first.
 
-    Pools are written by `local`, or behind it and before what it does next.
+    Pools are written on `local`, or by copies that are ordered between two works of `local`.
     """
 
     over_bus, on_device = Purpose.LOAD_BACK, Purpose.SCATTER
@@ -423,14 +423,14 @@ class _Loads(_Lane):
         return target, source
 
     def straight(self, fragments: Fragments) -> list[Event]:
-        """Into place, behind the scatters of earlier submissions."""
+        """Copy into place, after the scatters of earlier submissions."""
         crossed = self.cross(fragments, self._last)
         for event in crossed:
             self.local.wait(event)
         return [*crossed, self.local.record()]
 
     def through_ring(self, part: _Part, slabs: Fragments, rows: Rows) -> list[Event]:
-        """Over the bus, then into place."""
+        """Over the bus into the ring, then into place."""
         full = self.cross(slabs, part.emptied)
         for event in full:
             self.local.wait(event)
@@ -454,7 +454,7 @@ class _Backups(_Lane):
         return self.cross(fragments, ())
 
     def through_ring(self, part: _Part, slabs: Fragments, rows: Rows) -> list[Event]:
-        """Side by side, then over the bus."""
+        """Gather into the ring, then over the bus."""
         for event in part.emptied:
             self.local.wait(event)
         self.local.move_rows(rows)
@@ -467,10 +467,10 @@ class _Staged(NamedTuple):
     """Rows that go through the ring.
 
     Attributes:
-        layers: that they belong to.
+        layers: the layers that they belong to.
         slab: the planes.
-        on_device, on_host: which rows, those of the host ascending: slabs that follow one another
-            there are one piece.
+        on_device, on_host: the rows; those of the host ascend, because consecutive slabs are one
+            piece.
     """
 
     layers: Sequence[int]
@@ -488,7 +488,7 @@ class _Crossing(NamedTuple):
 
 
 class _Straight(NamedTuple):
-    """Some layers that go straight; of each crossing, where their planes begin and end."""
+    """Some layers that go straight; per crossing, where their planes begin and end."""
 
     layers: Sequence[int]
     parts: list[tuple[_Crossing, int, int]]
@@ -508,8 +508,8 @@ class _Part:
 
     Attributes:
         memory: uint8 `[nbytes]`.
-        address: of its first byte.
-        emptied: the events behind which it can be filled again.
+        address: address of its first byte.
+        emptied: the events after which it can be filled again.
     """
 
     def __init__(self, memory: torch.Tensor, address: int) -> None:
@@ -518,7 +518,7 @@ class _Part:
 
 
 class _Ring:
-    """Memory of the device that is filled and emptied in turns.
+    """Device memory whose parts are filled and emptied in turns.
 
     Args:
         runtime: the device.
@@ -536,7 +536,7 @@ class _Ring:
             self.parts.append(_Part(memory, runtime.address(memory) or 0))
 
     def next(self) -> _Part:
-        """The part that was handed out longest ago."""
+        """The part that was used longest ago."""
         self.parts.rotate(-1)
         return self.parts[-1]
 
@@ -547,7 +547,7 @@ def _is_chained(copies: Sequence[PlaneCopy]) -> bool:
 
 
 def _grouped(crossings: Sequence[_Crossing], least_nbytes: int) -> Iterator[_Straight]:
-    """Whole layers, first layers first, together until they have these bytes."""
+    """Group whole layers, first layers first, until a group has so many bytes."""
     found = sorted(
         (layer, number, first, end, row_nbytes * len(each.source_rows))
         for number, each in enumerate(crossings)

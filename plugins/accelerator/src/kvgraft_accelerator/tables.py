@@ -1,7 +1,7 @@
-"""Numbers that a kernel reads from page-locked memory of the host.
+"""Numbers that a kernel reads from page-locked host memory.
 
-They are few for the bytes that they describe. A copy of them to the device would wait behind the
-megabytes that another stream sends there.
+They are small beside the data that they describe. A copy of them to the device would wait behind
+megabytes of another stream.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from kvgraft_accelerator.fragments import Numbers
 __all__ = ["Table", "Tables"]
 
 LEAST = 1 << 12
-"""Numbers that the smallest table has room for."""
+"""Size of the smallest table, in numbers."""
 
 
 class Tables:
     """Tables of numbers in page-locked memory.
 
-    One is used again when the kernel that read it has ended. Where none is free or large enough one
-    more is made, so soon there are as many as copies are in flight, and nothing is allocated.
+    A table is used again when the kernel that read it has ended. If none is free and large enough,
+    another is made. So there are soon as many as copies in flight, and nothing more is allocated.
 
     Args:
-        page_locked: takes memory that the device reaches, uint8 `[nbytes]`. Not torch's own: where
-            a device is lost, torch ends the process when such memory is given back.
+        page_locked: allocates memory that the device can read, uint8 `[nbytes]`. Torch's own is not
+            used: after a device is lost, torch ends the process when such memory is freed.
     """
 
     def __init__(self, page_locked: Callable[[int], torch.Tensor]) -> None:
@@ -41,7 +41,7 @@ class Tables:
     def fill(self, columns: Sequence[Numbers]) -> Table:
         """A table with these columns, one behind the other.
 
-        Whoever has submitted the kernel that reads it calls `read`.
+        After submitting the kernel that reads it, call `read`.
         """
         n = sum(map(len, columns))
         free = (each for each in self._tables if len(each.numbers) >= n and each.is_free())
@@ -63,7 +63,7 @@ class Table:
     Attributes:
         memory: see above.
         numbers: the same as an array.
-        address: of the first.
+        address: address of the first number.
     """
 
     def __init__(self, memory: torch.Tensor) -> None:
@@ -75,5 +75,5 @@ class Table:
         return self._behind is None or self._behind.query()
 
     def read(self, stream: torch.Stream) -> None:
-        """The kernel that reads it is the last work of `stream`."""
+        """Note that the last work of `stream` is the kernel that reads it."""
         self._behind = stream.record_event()

@@ -1,9 +1,9 @@
-"""Which call moves which pieces.
+"""Chooses the call that copies each piece.
 
-Three ways, of which a device has one or more. The driver's *batched* call leaves the processors of
-a GPU alone and is as fast as the bus for large pieces. A *kernel* copies within the device, and
-many small pieces over the bus; there it slows down what computes beside it. *Plain* copies of
-torch's are everywhere.
+There are three ways; a device has one or more. The driver's *batched* call uses no multiprocessors
+of a GPU and is as fast as the bus for large pieces. A *kernel* copies within the device, and many
+small pieces over the bus; there it slows down concurrent kernels. *Plain* copies of torch work
+everywhere.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvgraft_accelerator.protocol import CopySizes
 __all__ = ["BatchedCopies", "RowsWay", "Way", "Ways", "find_ways", "parted"]
 
 FEWEST = 16
-"""Small pieces that are worth a kernel's launch."""
+"""The fewest small pieces that are worth a kernel's launch."""
 
 
 class Way(Protocol):
@@ -37,7 +37,7 @@ class Way(Protocol):
 
 
 class RowsWay(Way, Protocol):
-    """A way that makes the pieces of rows itself."""
+    """A way that computes the pieces of rows itself."""
 
     def move_rows(self, rows: Rows, stream: torch.Stream) -> None:
         """Submit copies of rows; see `Stream.move_rows`."""
@@ -47,8 +47,8 @@ class Ways(NamedTuple):
     """The ways of a device that take addresses.
 
     Attributes:
-        batched: for large pieces; None where the driver has no such call.
-        kernel: for small ones; None without Triton.
+        batched: the way for large pieces; None if the driver has no such call.
+        kernel: the way for small pieces; None without Triton.
     """
 
     batched: Way | None = None
@@ -63,11 +63,11 @@ class Ways(NamedTuple):
 def parted(
     ways: Ways, sizes: CopySizes, fragments: Fragments, *, crosses_bus: bool
 ) -> Iterator[tuple[Way, Fragments]]:
-    """The pieces by the way that each goes; none is empty, each goes one way.
+    """The pieces by way; each piece goes one way, and no group is empty.
 
     Args:
         ways: of the device, at least one.
-        sizes: when to copy how.
+        sizes: thresholds between the ways.
         fragments: any number of pieces of any size.
         crosses_bus: whether one side is on the host.
     """
@@ -86,7 +86,7 @@ class BatchedCopies:
     """The driver's call for many copies, CUDA 12.8 and later.
 
     Args:
-        driver: has the call.
+        driver: the driver that has the call.
     """
 
     def __init__(self, driver: CudaDriver) -> None:
@@ -113,7 +113,7 @@ class BatchedCopies:
 def find_ways(
     device: torch.device, driver: CudaDriver | None, page_locked: Callable[[int], torch.Tensor]
 ) -> Ways:
-    """The ways that a device has here; `page_locked` takes memory for their tables."""
+    """The ways that a device has here; `page_locked` allocates memory for their tables."""
     batched = BatchedCopies(driver) if driver is not None and driver.can_batch else None
     try:
         from kvgraft_accelerator.kernels import KernelCopies

@@ -1,14 +1,14 @@
 """kvgraft inside vLLM's scheduler, and its stores as a tier below vLLM's GPU and CPU memory.
 
-general_plugin     run by vLLM in each process; puts the manager in where it is turned on
+general_plugin     run by vLLM in each process; installs the manager if it is on
 manager_settings   the environment variable that turns it on, with its settings
-block_layout       vLLM's blocks, shared out to components
-manager            kvgraft in the place of vLLM's `KVCacheManager`
+block_layout       vLLM's blocks, divided among components
+manager            kvgraft instead of vLLM's `KVCacheManager`
 
 settings           the tier's entry in vLLM's `secondary_tiers`
-identity           the fingerprint: everything about the data that vLLM's block hashes do not say
-store_tier         the tier without vLLM: lookups, transfers, and what is reported about them
-engine, interface  what is read from vLLM, which versions of it, and the signatures relied on
+identity           the fingerprint: all identity of data that is not in vLLM's block hashes
+store_tier         the tier without vLLM: lookups, transfers, and reports about them
+engine, interface  facts read from vLLM, supported versions, and required signatures
 tier               the class that vLLM loads; with `manager` the only modules that import vLLM
 
 Importing this package imports neither vLLM nor torch.

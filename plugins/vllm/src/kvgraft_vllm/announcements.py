@@ -1,7 +1,7 @@
-"""Changes of the store as vLLM's KV events tell them: by vLLM's keys.
+"""Translates changes of the store to vLLM's keys, for its KV events.
 
-The store tells storage keys. Which keys of vLLM those are is remembered for a bounded number of
-chunks, the last ones used; changes of others are not reported.
+The store reports storage keys. The keys of vLLM that belong to them are kept for a bounded number
+of chunks, the most recently used ones. Changes of others are not reported.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvgraft_storage import Address, Change, EventLog, StoreEvent
 __all__ = ["Announcements"]
 
 LIMIT = 1 << 18
-"""Chunks whose keys are remembered, on their way and announced; 0.3 KiB each."""
+"""Most chunks whose keys are kept, stored or on their way; 0.3 KiB each."""
 
 
 class Announcements:
@@ -30,13 +30,13 @@ class Announcements:
         self._announced: OrderedDict[bytes, bytes] = OrderedDict()
 
     def remember(self, keys: Iterable[bytes], addresses: Iterable[Address]) -> None:
-        """These chunks are on their way there."""
+        """Keep the keys of chunks that are on their way to the store."""
         for key, address in zip(keys, addresses):
             self._on_their_way[address.key] = key
         _bound(self._on_their_way)
 
     def take(self) -> list[tuple[bool, list[bytes]]]:
-        """Changes in their order: whether the keys are gone, and the keys."""
+        """Changes in their order: whether keys were removed, and the keys."""
         told: list[tuple[bool, list[bytes]]] = []
         for event in self._log.take():
             gone, keys = self._read(event)
@@ -54,7 +54,10 @@ class Announcements:
             self._announced[event.key] = key
             _bound(self._announced)
             return False, [key]
-        if event.change in (Change.CLEARED, Change.LOST):  # none of them is sure to be there
+        if event.change in (
+            Change.CLEARED,
+            Change.LOST,
+        ):  # none of them is certainly there
             gone, self._announced = list(self._announced.values()), OrderedDict()
             return True, gone
         key = self._announced.pop(event.key, None)

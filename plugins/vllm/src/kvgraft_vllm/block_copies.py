@@ -1,4 +1,4 @@
-"""Copies of states, and of data that moves, which vLLM's workers make, as pairs of blocks."""
+"""Copies of states and of moved data, as pairs of blocks, for vLLM's workers to make."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["BlockCopies"]
 
 
 class BlockCopies:
-    """The copies of one component's slots since they were last taken, composed.
+    """Collects the copies of one component's slots until they are taken.
 
-    A worker reads all sources before it writes any target. So a copy of a copy is one of the first
-    source, and of several copies to one target the last counts.
+    A worker reads all sources before it writes any target. So a copy of a copy becomes a copy of
+    the first source, and the last of several copies to one target wins.
 
     Args:
-        blocks: whose slots.
-        pool: their pool, which copies nothing itself from now on.
+        blocks: the component's blocks.
+        pool: their pool, which stops copying by itself.
     """
 
     def __init__(self, blocks: BlockRange, pool: Any) -> None:
@@ -30,7 +30,7 @@ class BlockCopies:
         pool.on_copy = self.add
 
     def add(self, sources: bytes, targets: bytes) -> None:
-        """Note copies of slots, both int32 `[n]` as bytes; none is a source and a target."""
+        """Add copies of slots, both int32 `[n]` as bytes; no slot is both a source and a target."""
         numbers = np.frombuffer(sources, np.int32).tolist()
         first = [self._sources.get(source, source) for source in numbers]
         for source, target in zip(first, np.frombuffer(targets, np.int32).tolist()):
@@ -40,7 +40,7 @@ class BlockCopies:
                 self._sources[target] = source
 
     def take(self) -> list[tuple[int, int]]:
-        """Pairs of block ids, source and target, of every group; they are told once."""
+        """Pairs of block ids, source and target, of every group; each is returned once."""
         pairs = np.array([*self._sources.items()], np.int32).reshape(-1, 2)
         self._sources.clear()
         targets, sources = pairs.T

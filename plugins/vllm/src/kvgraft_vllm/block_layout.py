@@ -1,17 +1,18 @@
-"""The blocks of vLLM's one pool, shared out to components: a range of block ids each.
+"""Divides the blocks of vLLM's pool among components: each gets a range of block ids.
 
 vLLM numbers the blocks of all KV cache groups together, because they share memory. Groups of one
-reach have their blocks side by side and are one component here: a slot of it is a block of each.
+reach are one component here: a slot of it is one block of each group, and these blocks are
+adjacent.
 
     0 │ full: slot 0, slot 1, ... ─►    moves    ◄─ ..., slot 1, slot 0 of window: groups 1, 2, 3 │
     ^ vLLM's null block
 
 Two components share one budget: their ranges begin at the two ends, and the boundary between them
-moves. With more of them each has a range of its own, one behind the other.
+moves. Of more components each has a fixed range, one behind the other.
 
 Beside `T` tokens of full attention a window of `W` tokens gets `2 W + chunk + T W / S` of them, at
 most `T`, and states get `T / S`: for running requests, and for one resume point in `S` tokens.
-Where a point takes more blocks than twice those of `S` tokens there are fewer.
+If a point takes more than twice the blocks of `S` tokens, there are fewer points.
 """
 
 from __future__ import annotations
@@ -30,28 +31,29 @@ __all__ = ["STATE", "BlockLayout", "BlockRange", "LooksBack", "lay_out"]
 STATE: Final = "state"
 
 LooksBack = int | Literal["state"] | None
-"""Tokens that a group looks back, beside the newest; None for all, `STATE` for a state alone."""
+"""Tokens before the newest that a group attends to; None for all, `STATE` for a state."""
 
 NULL_BLOCK = 0
-"""The block that stands in a table where a group holds none."""
+"""The block id in a table where a group has no block."""
 
 TOKEN_NBYTES = 16
-"""Of a layer of the cache's shapes, of which a component has one per group."""
+"""Bytes of a layer in the cache's shapes; a component has one layer per group."""
 
 BOTH_ENDS = 2
-"""Ranges that have an end of the pool each."""
+"""The number of ranges that can share one budget: one at each end of the pool."""
 
 SLACK_PAGES = 3
-"""Pages of a request beside its window and its chunk: the first and last of both, a spare."""
+"""Pages of a request beside its window and its chunk: partial ones at both ends, and a spare.
+"""
 
 CHUNK_SHARE = 8
-"""A chunk takes one part of this many of the tokens, at most; at least one fits."""
+"""A chunk is at most this fraction (1 / n) of the tokens."""
 
 POINT_COST = 2
-"""Times the blocks of its tokens that a resume point takes, at most."""
+"""A resume point takes at most this many times the blocks of its tokens."""
 
 FEWEST_STATES = 4
-"""Of one request: the one it runs on, those before its prompt's end and behind it, a spare."""
+"""States of one request: the live one, one at its prompt's end, one behind it, and a spare one."""
 
 
 class BlockRange(NamedTuple):
@@ -59,11 +61,11 @@ class BlockRange(NamedTuple):
 
     Attributes:
         component: its name in the cache.
-        looks_back: how far its groups look back.
+        looks_back: tokens before the newest that its groups attend to.
         groups: numbers of its KV cache groups.
         first: its first block's id.
-        n_slots: slots that its pool has at first; each is a block of every group.
-        step: 1, or -1 where its ids go down.
+        n_slots: initial slots of its pool; each is a block of every group.
+        step: 1, or -1 if its ids descend.
     """
 
     component: str
@@ -75,7 +77,7 @@ class BlockRange(NamedTuple):
 
     @property
     def is_state(self) -> bool:
-        """Whether a slot is a state, and not a page."""
+        """Whether a slot is a state instead of a page."""
         return self.looks_back == STATE
 
     def block_ids(self, slots: npt.NDArray[np.int32]) -> list[list[int]]:
@@ -105,7 +107,7 @@ class BlockLayout(NamedTuple):
 
     @property
     def budget(self) -> int | None:
-        """Bytes that the components share, in the cache's shapes; None where none moves."""
+        """Bytes that the components share, in the cache's shapes; None if no boundary moves."""
         if len(self.ranges) != BOTH_ENDS:
             return None
         return (self.n_blocks - 1) * self.block_size * TOKEN_NBYTES
@@ -130,17 +132,17 @@ class BlockLayout(NamedTuple):
 def lay_out(
     groups: Sequence[LooksBack], n_blocks: int, block_size: int, *, chunk: int, point_tokens: int
 ) -> BlockLayout:
-    """Share out the ids `[1, n_blocks)`.
+    """Divide the ids `[1, n_blocks)`.
 
     Args:
-        groups: how far each KV cache group looks back.
+        groups: per KV cache group, the tokens before the newest that it attends to.
         n_blocks: blocks of vLLM's pool, the null block included.
         block_size: tokens of a block.
-        chunk: most tokens of a request that are computed at a time.
+        chunk: most tokens of a request in one step.
         point_tokens: tokens for which one resume point is kept, at least.
 
     Raises:
-        ConfigError: there are too few blocks for one request.
+        ConfigError: too few blocks for one request.
     """
     members: dict[LooksBack, tuple[int, ...]] = {}
     for at, kind in sorted(enumerate(groups), key=lambda each: _order(each[1])):
@@ -171,7 +173,7 @@ def lay_out(
 
 
 def _order(kind: LooksBack) -> tuple[bool, bool, int]:
-    """Full attention first, then windows, the widest first, then states."""
+    """Sort key: full attention first, then windows, the widest first, then states."""
     return kind == STATE, kind is not None, -kind if isinstance(kind, int) else 0
 
 
@@ -180,12 +182,12 @@ def _name(kind: LooksBack) -> str:
 
 
 class _Need:
-    """The slots that kinds of groups need beside so many pages of the widest.
+    """The slots that each kind of group needs beside so many pages of the widest.
 
     Args:
         members: the groups of each kind, the widest first.
         block_size: tokens of a block.
-        chunk: most tokens of a request that are computed at a time.
+        chunk: most tokens of a request in one step.
         point_tokens: tokens for which one resume point is kept, at least.
     """
 
@@ -219,7 +221,7 @@ class _Need:
         return max(point + self._chunk, min(n_pages, running + kept))
 
     def n_blocks(self, n_pages: int) -> int:
-        """Blocks of all kinds."""
+        """Blocks of all kinds together."""
         return sum(
             len(of_kind) * self.slots(kind, n_pages) for kind, of_kind in self._members.items()
         )

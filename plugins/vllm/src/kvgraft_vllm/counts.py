@@ -1,4 +1,4 @@
-"""Metrics for vLLM's /metrics: their names, and how much was added since they were last taken."""
+"""Metrics for vLLM's /metrics: names, and increments since they were last taken."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["COUNTERS", "GAUGES", "Metric", "Taken", "Tally"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric: its text for people, and its labels."""
+    """One metric: its description and its labels."""
 
     text: str
     labels: tuple[str, ...] = ()
@@ -41,14 +41,14 @@ GAUGES: Mapping[str, Metric] = {
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Numbers by name and labels: counters since the last time, gauges as they are."""
+    """Numbers by name and labels: increments of counters, current values of gauges."""
 
     counters: Mapping[tuple[str, tuple[str, ...]], int]
     gauges: Mapping[tuple[str, tuple[str, ...]], float]
 
 
 class Tally:
-    """Counters that are taken as differences."""
+    """Counters that are read as increments."""
 
     def __init__(self) -> None:
         self._totals: Counter[tuple[str, tuple[str, ...]]] = Counter()
@@ -59,7 +59,7 @@ class Tally:
         self._totals[name, labels] += n
 
     def set_total(self, name: str, *labels: str, total: int) -> None:
-        """Take over a total that is counted elsewhere."""
+        """Set a total that is counted elsewhere."""
         self._totals[name, labels] = total
 
     def take(self) -> dict[tuple[str, tuple[str, ...]], int]:

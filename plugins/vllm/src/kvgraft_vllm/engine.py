@@ -1,4 +1,4 @@
-"""An engine of vLLM as it describes itself, read without importing vLLM."""
+"""Describes a vLLM engine from its configuration, without importing vLLM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ RANDOM_SEED = frozenset({"xxhash", "xxhash_cbor"})
 
 
 def log_as_vllm() -> None:
-    """Show the lines of `kvgraft` where vLLM shows its own, unless they are shown already."""
+    """Send the log of `kvgraft` to vLLM's handlers, unless it has its own."""
     mine, its = logging.getLogger("kvgraft"), logging.getLogger("vllm")
     if not mine.hasHandlers() and mine.level == logging.NOTSET:
         mine.setLevel(its.getEffectiveLevel())
@@ -50,13 +50,13 @@ def describe_engine(
 
     Args:
         config: vLLM's `OffloadingConfig`.
-        whole: vLLM's `VllmConfig`; None if it is not at hand.
-        settings: the tier's.
+        whole: vLLM's `VllmConfig`; None if it is not known.
+        settings: the tier's settings.
         chunk_nbytes: bytes of a chunk in CPU memory.
-        version: vLLM's.
+        version: vLLM's version.
 
     Raises:
-        ConfigError: the weights cannot be told from others.
+        ConfigError: the weights cannot be identified.
     """
     weights = settings.weights
     if whole is not None and weights is None:
@@ -127,7 +127,7 @@ def _computes(whole: Vllm) -> Plain:
 
 
 def _drafts(drafts: Vllm) -> Plain:
-    """A drafting model has layers, and so data, of its own."""
+    """The draft model, which has layers and data of its own."""
     model = drafts.draft_model_config
     own = model is not None and model.model is not None and drafts.method != "ngram"
     return _text(drafts.method), _weights(model, "drafting model") if own else None

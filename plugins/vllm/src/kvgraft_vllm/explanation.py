@@ -1,9 +1,8 @@
-"""Explanations: why a request got as much from the store as it did, and not more.
+"""Explains why a request did not get more from the store.
 
-vLLM looks for a request's chunks group by group: in a group of full attention from the first chunk
-on until one is missing, in a group that needs a window or one state from the last chunk backwards.
-Each group can only shorten what the ones before it allowed, so the last group that missed a chunk
-ended the hit.
+vLLM looks up a request's chunks group by group: for full attention from the first chunk on until
+one is missing, for a window or a state from the last chunk backwards. A group can only shorten the
+hit that earlier ones allowed, so the last group that missed a chunk ended it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Ending:
     Attributes:
         group: number of the group that ended it.
         chunk: number of the chunk that was missing, from 0; None if vLLM did not say.
-        status: why it was missing; OK for a hit that nothing ended.
+        status: why it was missing; OK if no missing chunk ended the hit.
     """
 
     group: int
@@ -34,7 +33,7 @@ class Ending:
 
 @dataclass(slots=True)
 class _Group:
-    """One group's chunks that a request asked for."""
+    """The chunks of one group that a request asked for."""
 
     n_found: int = 0
     missing: tuple[int | None, Status] | None = None
@@ -48,10 +47,10 @@ class _Request:
 
 
 class Explanations:
-    """The answers that every running request got, kept until it ends.
+    """Keeps the answers that every running request got, until it ends.
 
     Args:
-        engine: whose groups they are.
+        engine: the engine with its groups.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -61,7 +60,7 @@ class Explanations:
     def note(
         self, request: str, key: bytes, group: int, end_token: int | None, status: Status
     ) -> None:
-        """A request was told that a chunk is there (OK) or missing, and why."""
+        """Note the answer about a chunk: OK, or why it is missing."""
         mine = self._requests.setdefault(request, _Request())
         if key in mine.seen:
             return
@@ -73,7 +72,7 @@ class Explanations:
             told.missing = self._chunk(group, end_token), status
 
     def note_failures(self, request: str, failed: Iterable[tuple[int, int | None, Status]]) -> None:
-        """Chunks that were there could not be loaded: group, end and reason of each."""
+        """Note chunks that were found and could not be loaded: group, end and reason of each."""
         mine = self._requests.get(request)
         for group, end_token, status in failed:
             if mine is None:
@@ -85,7 +84,7 @@ class Explanations:
                 told.missing = self._chunk(group, end_token), status
 
     def finish(self, request: str) -> tuple[Ending, str] | None:
-        """How a request's hit ended, and a line about it; None if it asked for nothing."""
+        """How a request's hit ended, and a line that says so; None if it asked for nothing."""
         mine = self._requests.pop(request, None)
         if mine is None:
             return None

@@ -1,6 +1,6 @@
 """The function that vLLM runs in each of its processes: entry point group `vllm.general_plugins`.
 
-Nothing of vLLM is imported, and nothing changed, where the manager is not turned on.
+If the manager is off, it imports nothing of vLLM and changes nothing.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ logger = logging.getLogger("kvgraft.vllm")
 
 
 def install() -> None:
-    """Put kvgraft's cache manager in the place of vLLM's, if `KVGRAFT_VLLM_MANAGER` says so.
+    """Replace vLLM's cache manager by kvgraft's if `KVGRAFT_VLLM_MANAGER` says so.
 
-    A vLLM that it was not written for is named in the log, and keeps its own manager.
+    An unsupported version of vLLM is named in the log and keeps its own manager.
 
     Raises:
         ConfigError: impossible settings.

@@ -1,7 +1,7 @@
-"""The fingerprint: everything that decides what a chunk's bytes mean and its hash does not say.
+"""The fingerprint: everything that decides the meaning of a chunk's bytes and is not in its hash.
 
-vLLM's block hash names the tokens, those before them, the LoRA adapter, images and the cache salt.
-Data is only read by an engine whose fingerprint is the same.
+vLLM's block hash covers the tokens, those before them, the LoRA adapter, images and the cache salt.
+An engine reads only data of its own fingerprint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Group:
     """A KV cache group of vLLM: layers whose blocks are kept and dropped together.
 
     Attributes:
-        layers: their names.
+        layers: names of the layers.
         tokens_per_block: tokens of one block.
         window_chunks: chunks that are needed to resume: None for all, as in full attention.
     """
@@ -34,20 +34,20 @@ class Group:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine as far as it decides the bytes of a chunk.
+    """Everything about an engine that decides the bytes of a chunk.
 
     Attributes:
-        version: vLLM's, major and minor: layouts change between them.
+        version: vLLM's version, major and minor: layouts change between them.
         model: its name.
-        weights: what tells these weights from others.
+        weights: identifies the weights.
         dtype: element type of the KV cache.
         tokens_per_hash: tokens that one block hash covers.
         blocks_per_chunk: blocks of one chunk, the unit that is stored.
-        chunk_nbytes: bytes of one chunk, of all workers.
+        chunk_nbytes: bytes of one chunk of all workers together.
         groups: in vLLM's order.
-        layout: the layout's name and anything else about it.
-        parallel: sizes by name: who holds which part of a chunk.
-        computes: what else changes the values: quantization, RoPE, overrides.
+        layout: the layout's name and other facts about it.
+        parallel: sizes of parallelism by name: they decide how a chunk is divided.
+        computes: other settings that change the values: quantization, RoPE, overrides.
         hashing: algorithm and seed of the block hashes.
         salt: see `TierSettings`.
     """

@@ -1,7 +1,7 @@
-"""The versions of vLLM this is written for, and the names and signatures of it that are relied on.
+"""The supported versions of vLLM, and the names and signatures that this package relies on.
 
-vLLM calls this interface experimental and changes it between minor versions. A version that is not
-known is refused when the tier is loaded; another signature is named.
+vLLM calls this interface experimental and changes it between minor versions. An unknown version is
+refused when the tier is loaded; a changed signature is named.
 """
 
 from __future__ import annotations
@@ -100,4 +100,4 @@ MANAGER_INTERFACE = EngineInterface(
         "KVCacheBlocks.get_block_ids": ("self", "allow_none", "group_ids"),
     },
 )
-"""Of vLLM's own cache manager: the methods that `kvgraft_vllm.manager` has in their place."""
+"""Methods of vLLM's cache manager that `kvgraft_vllm.manager` replaces."""

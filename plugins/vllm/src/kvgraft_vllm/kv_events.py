@@ -1,4 +1,4 @@
-"""KV events of vLLM for a cache inside its scheduler: by vLLM's hashes and groups."""
+"""vLLM's KV events of a cache inside its scheduler, with vLLM's hashes and groups."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class KvEvents:
     """Translates the events of one cache.
 
     Args:
-        stream: the cache's events; it is empty.
-        layout: which groups are whose.
+        stream: the cache's events, none taken yet.
+        layout: says which component a group belongs to.
     """
 
     def __init__(self, stream: EventStream, layout: BlockLayout) -> None:
@@ -35,7 +35,7 @@ class KvEvents:
         """vLLM's hash by component and the hash of a page."""
 
     def take(self, request: Vllm) -> list[Vllm]:
-        """The events since the last call, of which all new data is of that request."""
+        """The events since the last call; all new data in them is of that request."""
         told: list[Vllm] = []
         for event in self._stream.take():
             if isinstance(event, Cleared):

@@ -15,8 +15,8 @@ class StoreLink(NamedTuple):
 
     Attributes:
         storage: the store under supervision.
-        done: gets the tickets of all parts.
-        address: the address of a key of vLLM.
+        done: queue of ended tickets of all parts.
+        address: gives the address of a vLLM key.
         clock: monotonic, in seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Presence in the store: asked once a step for all chunks together, never waited for."""
+"""Looks up presence in the store: one call a step for all chunks, without waiting."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class AskedKeys:
 
 @dataclass(slots=True)
 class _Question:
-    """A key that nobody has an answer for, and who asked."""
+    """A key without an answer yet, and the requests that asked."""
 
     begun: float
     requests: set[str] = field(default_factory=set)
 
 
 class Lookups:
-    """Answers by request and key; a request gets one answer per key as long as it lives.
+    """Answers by request and key; a request gets the same answer about a key until it ends.
 
     Answers are not shared with later requests: a failure says nothing about a key (S7).
 
     Args:
         link: the store.
-        timeout_s: longest time for which a request is told to come again.
+        timeout_s: longest time for which a request waits for an answer.
     """
 
     def __init__(self, link: StoreLink, timeout_s: float) -> None:
@@ -66,7 +66,7 @@ class Lookups:
     def _known(self, key: bytes) -> Status | None:
         if self._link.storage.state_of(Access.READ) is BreakerState.OPEN:
             return Status.DOWN
-        # that a key is not there may be out of date, and costs a hit: so the store is asked
+        # a known absence may be out of date and would cost a hit, so the store is asked
         return Status.OK if self._link.storage.probably_has([self._link.address(key)])[0] else None
 
     def flush(self) -> None:
@@ -87,7 +87,7 @@ class Lookups:
                     answers.setdefault(key, status)
 
     def correct(self, keys: Iterable[bytes], statuses: Iterable[Status]) -> None:
-        """These could not be loaded: correct the answers of requests that count on them."""
+        """Correct the answers to requests about keys that could not be loaded."""
         for key, status in zip(keys, statuses):
             for answers in self._answers.values():
                 if answers.get(key) is Status.OK:

@@ -1,13 +1,13 @@
-"""kvgraft's decisions in vLLM's scheduler, in the place of its `KVCacheManager`.
+"""Replaces vLLM's `KVCacheManager` by a kvgraft cache.
 
-vLLM owns the tensors; a cache without payload decides which blocks hold what, who is admitted and
-what is kept. Tables only grow while a request runs, so data is published with its slots kept (N1).
-Data is published once the model has computed it. Chunks of prompts are already in the step that
-computes them, to requests that come later in it: a pass writes all data before it reads any. They
-are not where a cache has windows: data that leaves a window is read in that pass still.
+vLLM owns the tensors. A cache without payload assigns blocks, admits requests and evicts. Block
+tables only grow while a request runs, so data is published and the request keeps its slots (N1).
+Data is published once the model has computed it. A prompt's chunk is published earlier, to requests
+that are scheduled later in the same step, because a forward pass writes all data before it reads
+any. A cache with windows does not do that, because this pass still reads data that leaves a window.
 
-A request runs on one state from its admission on. Those that stay behind at boundaries, and the one
-that a request resumes from, are copies, which the worker makes before the pass.
+A request runs on one state from its admission on. States kept at boundaries, and the state that a
+request resumes from, are copied by the worker before the pass.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ Vllm = Any
 
 
 class BlockIds(KVCacheBlocks):
-    """Blocks by their ids alone, per KV cache group."""
+    """Blocks as ids, per KV cache group."""
 
     def __init__(self, ids: tuple[list[int], ...]) -> None:
         self.ids = ids
 
     @property
     def blocks(self) -> tuple[list[Vllm], ...]:
-        """As objects of vLLM, made anew."""
+        """The blocks as vLLM's objects, made at each call."""
         return tuple([KVCacheBlock(block_id=each) for each in group] for group in self.ids)
 
     def get_block_ids(
@@ -61,7 +61,7 @@ class BlockIds(KVCacheBlocks):
         *,
         group_ids: Sequence[int] | None = None,
     ) -> tuple[list[int], ...] | None:
-        """The ids of all groups or of some; None where there are none, if that is allowed."""
+        """The ids of all groups or of some; None if there are none and `allow_none` is set."""
         ids = self.ids if group_ids is None else tuple(self.ids[each] for each in group_ids)
         return None if allow_none and not any(ids) else ids
 
@@ -70,12 +70,12 @@ class _Sequence:
     """A request of vLLM: its key, and the cache's request while it is admitted.
 
     Attributes:
-        key: its tokens, as far as the model has computed them or will at once.
-        is_shared: whether others may resume from its data.
+        key: its tokens that the model has computed or computes in this step.
+        is_shared: whether other requests may resume from its data.
         request: None while it waits.
-        runs: whether it has slots.
-        deferred_at: `KvgraftCacheManager.changes` when it was deferred; -1 if it was not.
-        waited: whether it has waited, a step, for data that another was computing.
+        runs: whether slots are allocated to it.
+        deferred_at: `KvgraftCacheManager.changes` when it was last deferred; -1 if never.
+        waited: whether it has waited a step for data that another request was computing.
     """
 
     __slots__ = ("deferred_at", "is_shared", "key", "request", "runs", "waited")
@@ -92,19 +92,19 @@ class _Sequence:
 class KvgraftCacheManager(KVCacheManager):
     """vLLM's interface over a kvgraft cache.
 
-    A request is admitted where vLLM asks for its hit, before it sizes the chunk: then its prompt
-    and part of its decode are promised slots (A7), and `allocate_slots` within that succeeds. One
-    that is deferred gets None from `allocate_slots`, as where vLLM's pool is full.
+    A request is admitted when vLLM asks for its hit, before it sizes the chunk. Its prompt and part
+    of its decode are then promised slots (A7), and `allocate_slots` within them succeeds. For a
+    deferred request `allocate_slots` returns None, as if vLLM's pool were full.
 
     Args:
-        settings: kvgraft's.
-        chunk: most tokens of a request that are computed and not settled at a time.
-        given: vLLM's own arguments.
+        settings: kvgraft's settings.
+        chunk: most tokens of a request that are scheduled and not yet known to be computed.
+        given: arguments of vLLM's own manager.
 
     Attributes:
         cache: the cache, for its statistics.
-        layout: which block ids are whose.
-        changes: rises with all that may let a deferred request in.
+        layout: the block ids of each component.
+        changes: a count of events after which a deferred request may fit.
 
     Raises:
         ConfigError: the pools cannot hold one request of the model's longest context.
@@ -144,10 +144,10 @@ class KvgraftCacheManager(KVCacheManager):
             self._events = _kv_events(self.cache, self.layout)
         self._private = count()
 
-    # -- a request waits, and is admitted
+    # -- a request waits and is admitted
 
     def new_step_starts(self) -> None:
-        """Requests that were admitted in the last step and not scheduled wait again."""
+        """Defer requests again that were admitted in the last step and not scheduled."""
         super().new_step_starts()
         self._scheduled.clear()
         self._wait_again()
@@ -155,7 +155,7 @@ class KvgraftCacheManager(KVCacheManager):
     def get_computed_blocks(
         self, request: Vllm, max_cache_hit_length: int | None = None
     ) -> tuple[Vllm, int, int]:
-        """Admit a request, and say how many tokens it resumes from; its blocks come later."""
+        """Admit a request; returns how many tokens it resumes from, without their blocks yet."""
         del max_cache_hit_length
         sequence = self._sequences.get(request.request_id)
         if sequence is None:
@@ -169,14 +169,14 @@ class KvgraftCacheManager(KVCacheManager):
         return self.empty_kv_cache_blocks, found.anchor_tokens, self._branch(found)
 
     def _branch(self, found: Any) -> int:
-        """Where others go on differently, and no state is kept: vLLM ends a chunk there; else 0."""
+        """Where another prompt departs from it and no state is kept, to end a chunk there; else 0."""
         if not self._has_states:
             return 0
         branches = [page for page, kind in found.points.items() if kind == BRANCH]
         return max(branches, default=0) * self.layout.block_size
 
     def _new_sequence(self, request: Vllm) -> _Sequence:
-        """Data that tokens do not name, such as images', is in a namespace that nobody shares."""
+        """The record of a request; data that tokens do not identify (images) is not shared."""
         is_shared = self.prefix_cache_lookup_enabled(request) and not (
             request.mm_features or request.prompt_embeds is not None
         )
@@ -216,7 +216,7 @@ class KvgraftCacheManager(KVCacheManager):
                 self.changes += 1
         self._admitted.clear()
 
-    # -- it runs
+    # -- a request runs
 
     def allocate_slots(  # noqa: PLR0913, PLR0917 - vLLM's own
         self,
@@ -233,7 +233,7 @@ class KvgraftCacheManager(KVCacheManager):
         has_scheduled_reqs: bool = True,  # noqa: FBT001, FBT002
         skip_zeroing_group_ids: tuple[int, ...] = (),
     ) -> Vllm | None:
-        """Slots for the next tokens; None where there are none, and vLLM preempts or waits."""
+        """Slots for the next tokens; None if there are none, so that vLLM preempts or waits."""
         sequence = self._sequences[request.request_id]
         found = sequence.request
         if found is None:
@@ -257,24 +257,24 @@ class KvgraftCacheManager(KVCacheManager):
             self._scheduled.append((sequence, found, min(end, found.prompt), request))
         if not sequence.runs:
             sequence.runs = True
-            return self.empty_kv_cache_blocks  # vLLM asks for the whole table of a new one
+            return self.empty_kv_cache_blocks  # vLLM asks for the whole table of a new request
         if found.allocated == before:
             return self.empty_kv_cache_blocks
         return self._blocks(found, before)
 
     def _publish(self, sequence: _Sequence, request: Vllm) -> None:
-        """Note what the model has computed; others resume from a prompt's part at once."""
+        """Note computed tokens; other requests can resume from a part of a prompt at once."""
         found = sequence.request
         is_prompt = found.computed < found.prompt
         self._settle(sequence, request)
-        # States come with their pages, as slots are allocated.
+        # States are published with their pages, when slots are allocated.
         is_due = is_prompt and sequence.is_shared and not self._has_states
         is_new = is_due and self.cache.checkpoint(found, keep_slots=True)
         if is_new or self._is_bounded:
             self.changes += 1
 
     def _publish_scheduled(self) -> None:
-        """Share what this step computes: no running request is preempted in it any more."""
+        """Publish the chunks of this step, once no running request can be preempted in it."""
         for sequence, found, end, request in self._scheduled:
             if sequence.request is found and end > found.computed:
                 self.cache.computed(found, end - found.computed)
@@ -284,15 +284,15 @@ class KvgraftCacheManager(KVCacheManager):
         self._scheduled.clear()
 
     def _tell(self, request: Vllm) -> None:
-        """Tell vLLM of data that a call for this request brought or took away."""
+        """Report to vLLM the data that a call for this request added or removed."""
         if self._events is not None:
             self.block_pool.kv_event_queue += self._events.take(request)
 
     def _settle(self, sequence: _Sequence, request: Vllm) -> None:
         """Note the tokens that the model has computed.
 
-        A state goes on with every step. So where there are some, the tokens of steps under way
-        count: whatever reads their data, a copy too, runs in a later one.
+        A state changes with every step. So with states, tokens of steps under way count as
+        computed: everything that reads their data, copies included, runs in a later step.
         """
         found, key = sequence.request, sequence.key
         end = request.num_computed_tokens
@@ -304,7 +304,7 @@ class KvgraftCacheManager(KVCacheManager):
             self.cache.computed(found, end - found.computed)
 
     def free(self, request: Vllm) -> None:
-        """A request has finished, or is preempted: the tree has what it computed."""
+        """A request has finished or is preempted: its computed data goes to the tree."""
         sequence = self._sequences.pop(request.request_id, None)
         if sequence is None:
             return
@@ -320,14 +320,14 @@ class KvgraftCacheManager(KVCacheManager):
             else:
                 self.cache.abort(found)
             if self._is_bounded and not sequence.is_shared:
-                self.cache.clear(sequence.key.namespace)  # what it left behind
+                self.cache.clear(sequence.key.namespace)  # its evict-first data
             self._tell(request)
             self.changes += 1
         sequence.request, sequence.runs, sequence.deferred_at = None, False, -1
         if not request.is_finished():
             self._sequences[request.request_id] = sequence
 
-    # -- what vLLM reads
+    # -- queries of vLLM
 
     def get_blocks(self, request_id: str) -> Vllm:
         """All blocks of a request, from its first token on."""
@@ -344,9 +344,9 @@ class KvgraftCacheManager(KVCacheManager):
         return BlockIds(tuple(ids))
 
     def _of_component(self, found: Any, each: BlockRange, start: int) -> list[list[int]]:
-        """Block ids of each of its groups; its state, in the columns that a worker looks at.
+        """Block ids of each of its groups; of a state, the columns that a worker reads.
 
-        Those of the last token computed, and of the last one to be computed.
+        These are the columns of the last computed token and of the last one to compute.
         """
         if not each.is_state:
             return each.block_ids(self.cache.table(found, each.component, start))
@@ -366,16 +366,16 @@ class KvgraftCacheManager(KVCacheManager):
         return ids
 
     def take_new_block_ids(self) -> list[int]:
-        """Blocks of pages since the last call, for vLLM to clear; where it asks for that alone."""
+        """Blocks of pages since the last call, for vLLM to zero; only if it asked for that."""
         if not self._new_ids:
             return []
         taken, self._new_ids = self._new_ids, []
         return taken
 
     def take_kv_cache_block_copies(self) -> tuple[list[Vllm], list[Vllm]]:
-        """Copies that the worker makes before the step; no block is kept for them.
+        """Copies that the worker makes before the step; they keep no blocks.
 
-        Data moves now that the step's blocks are known: none of them is one that it leaves.
+        Data moves here, once the step's blocks are known: it moves out of none of them.
         """
         self.cache.poll()
         self._tell(None)
@@ -388,7 +388,7 @@ class KvgraftCacheManager(KVCacheManager):
 
     @property
     def usage(self) -> float:
-        """The part of the blocks that running requests hold."""
+        """The fraction of blocks that running requests hold."""
         used = total = 0
         for each, component in zip(self.layout.ranges, self._components()):
             books = component.device
@@ -401,7 +401,7 @@ class KvgraftCacheManager(KVCacheManager):
         return [tree.component(each.component) for each in self.layout.ranges]
 
     def estimate_cached_tokens(self, request: Vllm) -> int:
-        """The tokens of whole blocks that are computed."""
+        """Computed tokens in whole blocks."""
         sequence = self._sequences.get(request.request_id)
         if sequence is None or not sequence.is_shared:
             return 0
@@ -409,7 +409,7 @@ class KvgraftCacheManager(KVCacheManager):
         return int(end // self.layout.block_size * self.layout.block_size)
 
     def reset_prefix_cache(self) -> bool:
-        """Nothing that was computed so far is hit any more; running requests go on."""
+        """Clear the cache: later requests hit nothing of before; running requests continue."""
         self._wait_again()
         self.cache.clear()
         self._tell(None)
@@ -427,7 +427,7 @@ class KvgraftCacheManager(KVCacheManager):
         processed_computed_tokens: int,
         num_prompt_tokens: int | None = None,
     ) -> None:
-        """Nothing to do: blocks behind a window leave as their request goes on."""
+        """Nothing to do: the cache frees blocks behind a window as the request advances."""
 
     def pop_blocks_for_free(self, request: Vllm) -> list[Vllm]:
         """Refused: only connectors ask for it."""
@@ -439,7 +439,7 @@ class KvgraftCacheManager(KVCacheManager):
 
 
 MOST_EVENTS = 1 << 30
-"""That wait: they are taken behind each call that makes some."""
+"""Most events that wait: they are taken after each call that makes some."""
 
 NO_CONNECTOR = "blocks are not given to KV connectors"
 
@@ -469,7 +469,7 @@ def _open(layout: BlockLayout, settings: ManagerSettings) -> Cache:
 
 
 def _kv_events(cache: Cache, layout: BlockLayout) -> Any:
-    """Events of a cache; where `kvgraft-observe` is missing, the cache says so."""
+    """Events of a cache; without `kvgraft-observe` the cache raises."""
     stream: Any = cache.events(MOST_EVENTS)
     from kvgraft_vllm.kv_events import KvEvents
 
@@ -477,7 +477,7 @@ def _kv_events(cache: Cache, layout: BlockLayout) -> Any:
 
 
 def _expect_room(cache: Cache, max_model_len: int, chunk: int) -> None:
-    """Refuse pools in which a request of the longest context, or its chunks, would never fit."""
+    """Refuse pools in which a request of the longest context, or its chunks, never fit."""
     longest = cache.begin(TokenKey([0] * max_model_len), chunk=min(chunk, max_model_len))
     decision = cache.admit(longest)
     fits = decision.admitted and longest.chunk == min(chunk, max_model_len)
@@ -493,11 +493,11 @@ BRANCH = "branch"
 """The kind of a resume point where a prompt departs from another's."""
 
 KINDS = (FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, MambaSpec)
-"""Kinds of KV cache groups that kvgraft has a component for here."""
+"""Kinds of KV cache groups that this package supports."""
 
 
 def refusals(config: Vllm, given: dict[str, Vllm]) -> list[str]:
-    """The demands of an engine that are not met here yet; each in a few words.
+    """Features of an engine that are not supported here, each in a few words.
 
     Args:
         config: vLLM's `VllmConfig`.
@@ -532,11 +532,10 @@ def refusals(config: Vllm, given: dict[str, Vllm]) -> list[str]:
 
 
 def put_in(settings: ManagerSettings) -> None:
-    """Schedulers made from now on have a `KvgraftCacheManager`, where that does what they ask for.
+    """Give later schedulers a `KvgraftCacheManager` if it supports their settings.
 
-    Any scheduler class has it, the asynchronous one too: vLLM's module says which manager is made.
-    Where something is asked for that it does not do, that is named in the log, and vLLM's own
-    manager is made.
+    It applies to every scheduler class, the asynchronous one too, because it replaces the name in
+    vLLM's module. If a setting is not supported, the log names it, and vLLM's own manager is used.
     """
     if getattr(scheduler.KVCacheManager, "__wrapped__", None) is not None:
         return
@@ -555,7 +554,7 @@ def put_in(settings: ManagerSettings) -> None:
         finally:
             configs.pop()
         if isinstance(self.kv_cache_manager, KvgraftCacheManager):
-            # Chunks end where states are kept; no kernel exports one from inside a chunk.
+            # Chunks end where states are kept: no kernel exports a state from inside a chunk.
             self.mamba_has_prefill_checkpoint_blocks = False
 
     @functools.wraps(own, updated=())

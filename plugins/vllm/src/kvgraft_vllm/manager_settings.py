@@ -3,7 +3,7 @@
     KVGRAFT_VLLM_MANAGER=1
     KVGRAFT_VLLM_MANAGER='{"policy": "lru", "reserve": 256}'
 
-vLLM starts processes of its own, and an environment variable reaches all of them.
+vLLM starts several processes; an environment variable reaches all of them.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ManagerSettings(SettingsModel):
 
     Attributes:
         policy: the eviction policy: `density`, `lru` or another that is installed.
-        reserve: tokens that a request is promised slots for beside its prompt, at most its
-            `max_tokens`; more of them are fewer preemptions and fewer requests at a time.
+        reserve: decode tokens that a request is promised slots for, at most its `max_tokens`; with
+            more of them fewer requests run at a time and fewer are preempted.
         point_tokens: tokens of the pool for which windows and states of one resume point are kept,
             about one turn of a conversation.
         guard: how much of the contract is checked while vLLM serves.
@@ -41,7 +41,7 @@ class ManagerSettings(SettingsModel):
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ManagerSettings | None:
-        """The settings; None where the manager is not turned on.
+        """The settings; None if the manager is off.
 
         Raises:
             ConfigError: text that is neither 0, 1 nor a JSON object, or a setting that is unknown

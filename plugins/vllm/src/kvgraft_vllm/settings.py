@@ -1,9 +1,9 @@
-"""Settings of the tier: what stands beside `type` and `module_path` in vLLM's configuration.
+"""Settings of the tier: the keys beside `type` and `module_path` in vLLM's configuration.
 
     {"type": "KvgraftTier", "module_path": "kvgraft_vllm.tier",
      "backend": "file", "path": "/var/cache/kvgraft", "capacity": "40GB"}
 
-Options that are not the tier's own are the backend's.
+Other options are the backend's.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ __all__ = ["TierSettings"]
 
 
 class TierSettings(StoreSettings):
-    """One tier: the store, as in `StoreSettings`, and how vLLM uses it.
+    """A tier: its store, as in `StoreSettings`, and how vLLM uses it.
 
     Attributes:
-        lookup_timeout_s: longest time for which a request waits to hear what the store has.
-        store_nbytes: most bytes on their way to the store; vLLM's CPU memory holds them meanwhile,
-            and what comes beyond is not stored and counted.
-        log_requests: a line per request that says what came from the store and what ended the hit.
-        enable_kv_events: tell vLLM's KV events what the store takes and drops.
+        lookup_timeout_s: longest time for which a request waits for a lookup in the store.
+        store_nbytes: most bytes on their way to the store, which vLLM's CPU memory holds meanwhile;
+            chunks beyond it are not stored, and counted.
+        log_requests: log a line per request that says how much came from the store and why its hit
+            ended.
+        enable_kv_events: report to vLLM's KV events which chunks the store takes and drops.
         locality: `LOCAL` or `REMOTE`, for vLLM's filters and events.
     """
 

@@ -30,7 +30,7 @@ __all__ = ["StoreTier", "split_key"]
 logger = logging.getLogger("kvgraft.vllm")
 
 GROUP_NBYTES = 4
-"""Bytes of the group's number behind the block hash in a key of vLLM, big-endian."""
+"""Bytes of the group index behind the block hash in a vLLM key, big-endian."""
 
 STATUSES = frozenset(status.value for status in Status)
 
@@ -41,11 +41,11 @@ STEP_S = 0.05
 class StoreTier:
     """A store below an engine's CPU memory.
 
-    Keys are vLLM's: a block hash and four bytes of group number. One call at a time, of any thread.
+    Keys are vLLM's: a block hash and four bytes of group index. Any thread may call, one at a time.
 
     Args:
-        engine: whose data it is.
-        settings: bounds.
+        engine: the engine that owns the data.
+        settings: time-outs and limits.
         backend: the store, open; closed by `close`.
         memory: the engine's CPU memory, chunk behind chunk.
         clock: monotonic, in seconds.
@@ -94,8 +94,8 @@ class StoreTier:
         """Whether the store has a chunk (OK), or why not; None: ask again in the next step.
 
         Args:
-            key: the chunk's.
-            request: who asks.
+            key: the chunk's key.
+            request: the request that asks.
             end_token: the end of the chunk in the request's tokens, if known.
         """
         status = self._lookups.ask(key, request)
@@ -106,7 +106,7 @@ class StoreTier:
         return status
 
     def touch(self, keys: Iterable[bytes]) -> None:
-        """Chunks were used, wherever they came from; the store learns it when the step ends."""
+        """Note a use of chunks on any tier; the store is notified when the step ends."""
         self._used.update(dict.fromkeys(keys))
 
     def load(
@@ -120,10 +120,10 @@ class StoreTier:
         """Submit a job that fetches chunks into places of the CPU memory.
 
         Args:
-            number: vLLM's number of the job.
-            keys: the chunks'.
-            chunks: their places.
-            request: whose they are.
+            number: vLLM's job id.
+            keys: the chunks' keys.
+            chunks: their indices in the CPU memory.
+            request: the request that loads them.
             end_tokens: the ends of the chunks in its tokens, if known.
         """
         begun = self._link.clock()
@@ -143,13 +143,13 @@ class StoreTier:
         return self._transfers.take()
 
     def end_step(self) -> None:
-        """Ask the store what this step wants to know."""
+        """Send the lookups of this step to the store."""
         self._lookups.flush()
         self._tell_uses()
         self.poll()
 
     def _tell_uses(self) -> None:
-        """Tell the store of uses, heads of prefixes last; a hint, left out while it is busy."""
+        """Notify the store of uses, starts of prefixes last; skipped while the store is busy."""
         used, self._used = self._used, {}
         busy = self._touching is not None and not self._touching.done
         if used and self.storage.touches and not busy:
@@ -157,7 +157,7 @@ class StoreTier:
             self._touching = self.storage.touch(addresses, self.settings.lookup_timeout_s)
 
     def finish_request(self, request: str) -> None:
-        """Say what a request got, and forget it."""
+        """Log how much a request got, and forget it."""
         self._lookups.forget(request)
         told = self._explanations.finish(request)
         if told is None:
@@ -185,11 +185,11 @@ class StoreTier:
         return Taken(self._tally.take(), gauges)
 
     def take_events(self) -> list[tuple[bool, list[bytes]]]:
-        """Changes of the store in their order: whether keys are gone, and the keys."""
+        """Changes of the store in their order: whether keys were removed, and the keys."""
         return [] if self._announcements is None else self._announcements.take()
 
     def poll(self) -> None:
-        """Take what has ended; never blocks."""
+        """Process operations that have ended; never blocks."""
         for ticket in self._link.done.take():
             if isinstance(ticket.tag, AskedKeys):
                 self._lookups.settle(ticket.tag, ticket)
@@ -212,10 +212,10 @@ class StoreTier:
             self._tally.add("kvgraft:loads_failed", status.value)
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until no job is on its way; those left at the time-out are given up.
+        """Wait until no job is on its way; jobs left at the time-out are cancelled.
 
         Returns:
-            Whether all ended by themselves.
+            Whether none was cancelled.
         """
         end = self._link.clock() + timeout_s
         if self._wait_until(end):
@@ -234,7 +234,7 @@ class StoreTier:
             self._link.done.wait(STEP_S)
 
     def close(self) -> bool:
-        """Store what is on its way, close the store and release the memory; bounded.
+        """Finish pending stores, close the store and release the memory, in bounded time.
 
         Returns:
             Whether everything ended in time.
@@ -251,5 +251,5 @@ class StoreTier:
 
 
 def split_key(key: bytes) -> tuple[bytes, int]:
-    """The block hash and the group's number of a key of vLLM."""
+    """The block hash and the group index of a vLLM key."""
     return bytes(key[:-GROUP_NBYTES]), int.from_bytes(key[-GROUP_NBYTES:], "big")

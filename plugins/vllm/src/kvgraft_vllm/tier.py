@@ -1,6 +1,6 @@
 """The class that vLLM loads: `"type": "KvgraftTier", "module_path": "kvgraft_vllm.tier"`.
 
-Everything it does is `StoreTier`'s; this is the translation to vLLM's names.
+It translates vLLM's interface to `StoreTier`, which does the work.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class KvgraftTier(tiering.SecondaryTierManager):
 def _engine_config() -> VllmConfig | None:
     """The engine's configuration.
 
-    vLLM hands a tier only a part of it; the connector that makes the tier has it at hand.
+    vLLM hands a tier only a part of it; the connector that creates the tier has all of it.
     """
     frame = inspect.currentframe()
     while frame is not None:

@@ -13,14 +13,14 @@ __all__ = ["FinishedJob", "Job", "Transfers"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job of vLLM on its way; tag of its ticket.
+    """A job of vLLM in flight; the tag of its ticket.
 
     Attributes:
-        number: vLLM's.
-        keys: the chunks'.
+        number: vLLM's job id.
+        keys: the chunks' keys.
         loads: whether it goes to the engine.
         begun: when it was submitted.
-        request: whose.
+        request: the request that it is for.
         end_tokens: per key, the end of its chunk in the request's tokens; empty if not known.
     """
 
@@ -34,11 +34,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class FinishedJob:
-    """A job that has ended; its memory is the engine's again.
+    """A job that has ended; the engine may use its memory again.
 
     Attributes:
-        job: which.
-        statuses: of its keys.
+        job: the job.
+        statuses: statuses of its keys.
         nbytes: bytes that were moved.
         seconds: since it was submitted.
     """
@@ -57,7 +57,7 @@ class FinishedJob:
 
     @property
     def success(self) -> bool:
-        """Whether all of them did."""
+        """Whether all chunks arrived."""
         return all(status is Status.OK for status in self.statuses)
 
 
@@ -91,7 +91,7 @@ class Transfers:
         self._watch(job, self._link.storage.get(self._link.addresses(job.keys), rows))
 
     def store(self, job: Job, chunks: Iterable[int]) -> None:
-        """Store its chunks from places of the engine's memory, unless too much is on its way."""
+        """Store a job's chunks from the engine's memory, unless too many bytes are in flight."""
         nbytes = self._nbytes(job)
         if self.storing_nbytes and self.storing_nbytes + nbytes > self._store_limit_nbytes:
             self.n_chunks_refused += len(job.keys)
@@ -102,7 +102,7 @@ class Transfers:
         self._watch(job, self._link.storage.set(addresses, rows, only_missing=True))
 
     def settle(self, job: Job, ticket: StorageTicket) -> FinishedJob:
-        """Take what came of a job."""
+        """Record the result of a job."""
         del self._on_their_way[job.number]
         nbytes = self._nbytes(job)
         if job.loads:
@@ -121,12 +121,12 @@ class Transfers:
         return taken
 
     def cancel(self) -> None:
-        """Give up everything on its way; it ends as soon as nothing touches its memory."""
+        """Cancel all jobs; each ends as soon as nothing accesses its memory."""
         for _, ticket in self._on_their_way.values():
             ticket.cancel()
 
     def let_go(self) -> None:
-        """Hold no view of the engine's memory any more."""
+        """Release all views of the engine's memory."""
         if self._memory is not None:
             self._memory.release()
             self._memory = None
