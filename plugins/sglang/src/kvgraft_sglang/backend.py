@@ -1,6 +1,6 @@
 """The class that SGLang loads: `"class_name": "KvgraftStorage"` of `kvgraft_sglang.backend`.
 
-Everything it does is `PageStore`'s; this is the translation to SGLang's names.
+It translates SGLang's interface to `PageStore`, which does the work.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvgraft_sglang.page_store import Page, PageStore, Transfer
 from kvgraft_sglang.settings import SGLANGS_OWN, BackendSettings
 from kvgraft_storage import open_storage
 
-INTERFACE.require_supported(sglang.__version__)  # before imports that another may not have
+INTERFACE.require_supported(sglang.__version__)  # before imports that another version may lack
 
 from sglang.srt.mem_cache import hicache_storage as hicache  # noqa: E402
 from sglang.srt.observability.metrics_collector import StorageMetrics  # noqa: E402
@@ -81,7 +81,7 @@ class KvgraftStorage(hicache.HiCacheStorage):
             raise ConfigError("kvgraft-sglang: the host pool of the KV cache is not registered")
         return self._store
 
-    # -- one page after the other, given as tensors
+    # -- pages as tensors, one by one
 
     def get(
         self, key: str, target_location: Any = None, target_sizes: Any = None
@@ -204,7 +204,7 @@ class KvgraftStorage(hicache.HiCacheStorage):
     # -- the store
 
     def counts(self) -> dict[str, int]:
-        """Pages by call and status, such as `get.ok` and `get.corrupt`, since the start."""
+        """Pages by call and status since the start, such as `get.ok` and `get.corrupt`."""
         return self._pages.counts()
 
     def get_stats(self) -> StorageMetrics:
@@ -228,14 +228,14 @@ class KvgraftStorage(hicache.HiCacheStorage):
 
 
 def _starts(pool: Pool, keys: Sequence[str], indices: Any) -> list[int] | None:
-    """Where each page begins in its host pool; None if indices and keys do not match."""
+    """First token index of each page in its host pool; None if indices do not match the keys."""
     if not keys or indices is None or indices.numel() != len(keys) * pool.page_size:
         return None
     return [int(index) for index in indices[:: pool.page_size].tolist()]
 
 
 def _bandwidths(transfers: Sequence[Transfer]) -> list[float]:
-    """GB/s of each."""
+    """The GB/s of each transfer."""
     return [each.nbytes / max(each.duration_s, 1e-9) / 1e9 for each in transfers]
 
 
@@ -245,7 +245,7 @@ def _memory(tensors: Sequence[Any]) -> list[Page]:
 
 
 def _server() -> Any | None:
-    """The server's arguments; None where there is no server, as in tests."""
+    """The server's arguments; None without a server, as in tests."""
     from sglang.srt.runtime_context import get_server_args
 
     try:

@@ -1,4 +1,4 @@
-"""An engine of SGLang and its host pools as they describe themselves, without importing SGLang."""
+"""Describes an SGLang engine and its host pools, without importing SGLang."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Sglang = Any
 """An object of SGLang or a tensor, which mypy does not see."""
 
 PAGE_FIRST = frozenset({"page_first", "page_first_direct", "page_head"})
-"""Layouts in which the buffers of a page, one behind the other, are its flat page."""
+"""Layouts in which the buffers of a page, concatenated, are its flat page."""
 
 SIZES = (
     "layer_num",
@@ -40,7 +40,7 @@ SIZES = (
     "item_bytes",
     "storage_format_tag",
 )
-"""Attributes of host pools that say how a page is laid out, as far as a pool has them."""
+"""Attributes of host pools that describe a page's layout; a pool may lack some."""
 
 COMPUTES = (
     "dtype",
@@ -55,7 +55,7 @@ COMPUTES = (
     "speculative_draft_model_path",
     "speculative_draft_model_revision",
 )
-"""Arguments of the server that change values besides the weights."""
+"""Arguments of the server that change computed values."""
 
 
 def describe_engine(
@@ -65,12 +65,12 @@ def describe_engine(
 
     Args:
         config: SGLang's `HiCacheStorageConfig`.
-        server: SGLang's `ServerArgs`; None if they are not at hand.
-        settings: the backend's.
-        version: SGLang's.
+        server: SGLang's `ServerArgs`; None if they are not known.
+        settings: the backend's settings.
+        version: SGLang's version.
 
     Raises:
-        ConfigError: the weights cannot be told from others.
+        ConfigError: the weights cannot be identified.
     """
     return Engine(
         version=version,
@@ -92,9 +92,9 @@ def describe_pool(name: str, pool: Sglang, *, parts: bool) -> Pool:
     """A host pool's part of the fingerprint.
 
     Args:
-        name: what SGLang registers it as.
-        pool: SGLang's `HostKVCache`, or one of the same methods.
-        parts: whether its pages are stored from its buffers, where its layout allows it.
+        name: the name under which SGLang registers it.
+        pool: SGLang's `HostKVCache`, or an object with the same methods.
+        parts: whether its pages are stored from its buffers, if its layout allows it.
     """
     page_nbytes = _page_nbytes(pool)
     return Pool(
@@ -123,12 +123,12 @@ def page_parts(pool: Sglang, indices: Sglang, n_pages: int) -> list[tuple[memory
     """The buffers of pages in a host pool, in their order.
 
     Args:
-        pool: SGLang's, of a page-first layout.
-        indices: of the pages' tokens.
-        n_pages: how many pages those are.
+        pool: SGLang's host pool, of a page-first layout.
+        indices: token indices of the pages.
+        n_pages: how many pages.
 
     Raises:
-        ConfigError: the pool tells of another number of buffers.
+        ConfigError: the pool reports another number of buffers.
     """
     addresses, sizes = pool.get_page_buffer_meta(indices)
     if isinstance(sizes, int):
@@ -144,12 +144,12 @@ def page_parts(pool: Sglang, indices: Sglang, n_pages: int) -> list[tuple[memory
 
 
 def memory_of(address: int, nbytes: int) -> memoryview:
-    """Memory at an address; whoever gave the address must keep it."""
+    """A view of memory at an address; the owner must keep the memory."""
     return memoryview((ctypes.c_char * int(nbytes)).from_address(int(address))).cast("B")
 
 
 def tensor_memory(tensor: Sglang) -> memoryview | None:
-    """A tensor's memory; None where it is not contiguous, or not in CPU memory."""
+    """A view of a tensor's memory; None if it is not contiguous or not in CPU memory."""
     nbytes = tensor.numel() * tensor.element_size()
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
         return None

@@ -1,7 +1,7 @@
-"""The fingerprint: everything that decides what a page's bytes mean and its hash does not say.
+"""The fingerprint: everything that decides the meaning of a page's bytes and is not in its hash.
 
-SGLang's page hash names the tokens, those before them, and the request's extra key and cache salt.
-Data is only read by an engine whose fingerprint is the same.
+SGLang's page hash covers the tokens, those before them, and the request's extra key and cache salt.
+An engine reads only data of its own fingerprint.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from kvgraft_storage import Fingerprint
 __all__ = ["KV", "Engine", "Plain", "Pool"]
 
 Plain = object
-"""None, a bool, an int, a str, bytes, or a tuple of these; no bool in what a pool says."""
+"""None, a bool, an int, a str, bytes, or a tuple of these; facts of a pool hold no bool."""
 
 KV = "kv"
 """The name of the pool that every model has."""
@@ -22,16 +22,17 @@ KV = "kv"
 
 @dataclass(frozen=True)
 class Pool:
-    """A host pool of SGLang as far as it decides the bytes of a page.
+    """Everything about a host pool of SGLang that decides the bytes of a page.
 
     Attributes:
         name: the pool's, such as `kv` or `mamba`.
         kind: its class.
         layout: the layout's name, such as `page_first`.
         page_size: tokens of a page.
-        page_nbytes: bytes of a page; 0 for a pool that only numbers pages whose data is in others.
+        page_nbytes: bytes of a page; 0 for a pool that only indexes pages whose data is in other
+            pools.
         dtype: element type.
-        parts: whether a page is stored from its buffers, in their order, not as one flat tensor.
+        parts: whether a page is stored from its buffers, in order, instead of as one flat tensor.
         shape: sizes by name, such as layers and heads.
     """
 
@@ -60,16 +61,16 @@ class Pool:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine as far as it decides the bytes of a page.
+    """Everything about an engine that decides the bytes of a page.
 
     Attributes:
-        version: SGLang's: layouts change between versions.
-        model: its name, with the format of its host pool where SGLang gives one.
-        weights: what tells these weights from others.
-        replicated: all ranks of tensor parallelism hold equal KV data, however many there are, as
-            in MLA; one stores it.
+        version: SGLang's version: layouts change between versions.
+        model: its name, and the format of its host pool if SGLang gives one.
+        weights: identifies the weights.
+        replicated: whether all tensor-parallel ranks hold equal KV data, as in MLA; then one rank
+            stores it.
         ranks: rank and size by dimension: `tp`, `pp`, `cp` and `dcp`.
-        computes: what else changes the values: quantization, overrides, kernels.
+        computes: other settings that change the values: quantization, overrides, kernels.
         salt: see `BackendSettings`.
     """
 
@@ -85,7 +86,7 @@ class Engine:
         """The fingerprint that the store is used with.
 
         Args:
-            kv: the pool of the KV cache; others are told apart by `namespace`.
+            kv: the pool of the KV cache; `namespace` separates the other pools.
         """
         ranks = dict(self.ranks)
         if self.replicated and "tp" in ranks:
@@ -101,7 +102,7 @@ class Engine:
         )
 
     def namespace(self, pool: Pool) -> Plain:
-        """Keeps the data of one form of a pool apart from others under the same name.
+        """The namespace of a pool's data: pools of one name and another form get another one.
 
         States such as Mamba's differ between ranks that hold equal KV data.
         """

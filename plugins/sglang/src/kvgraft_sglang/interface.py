@@ -1,7 +1,7 @@
-"""The version of SGLang this is written for, and the names and signatures of it relied on.
+"""The supported version of SGLang, and the names and signatures that this package relies on.
 
-SGLang changes this interface between patch versions. A version that is not known is refused when
-the backend is loaded; another signature is named.
+SGLang changes this interface between patch versions. An unknown version is refused when the backend
+is loaded; a changed signature is named.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The backend without SGLang: pages by hash and pool. Any thread calls; every call ends in time."""
+"""The backend without SGLang: pages by hash and pool.
+
+Any thread may call; every call has a time limit.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +20,17 @@ from kvgraft_storage import Address, Status, Storage, StorageBackend, StorageTic
 __all__ = ["Page", "PageStore", "Transfer"]
 
 Page = memoryview | Sequence[memoryview]
-"""Memory of a page: bytes in one place, or its buffers in their order."""
+"""Memory of a page: one buffer, or several in order."""
 
 MARK = b"\1"
-"""Stored for a page of a pool without data: it says that the page is there."""
+"""Stored for a page of a pool without data, as a mark that the page is there."""
 
 STEP_S = 0.05
 """Longest wait between two looks at a cancelled ticket."""
 
 
 MOST_TRANSFERS = 1000
-"""Newest transfers that are kept until they are taken."""
+"""Most transfers that are kept until they are taken; older ones are dropped."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +38,9 @@ class Transfer:
     """A call that moved pages.
 
     Attributes:
-        n_pages: pages that arrived, or that the store has now.
+        n_pages: pages that were loaded, or that the store has now.
         nbytes: their bytes.
-        duration_s: of the call.
+        duration_s: seconds of the call.
     """
 
     n_pages: int
@@ -49,9 +52,9 @@ class PageStore:
     """A store below an engine's host pools.
 
     Args:
-        engine: whose data it is.
+        engine: the engine that owns the data.
         kv: the host pool of the KV cache.
-        settings: bounds.
+        settings: time-outs and limits.
         backend: the store, open; closed by `close`.
         clock: monotonic, in seconds.
 
@@ -77,13 +80,13 @@ class PageStore:
         self.add_pool(kv)
 
     def add_pool(self, pool: Pool) -> None:
-        """Take pages of one more host pool."""
+        """Add a host pool."""
         self._pools[pool.name] = pool
 
     def load(self, keys: Sequence[str], pages: Sequence[Page], pool: str = KV) -> list[bool]:
-        """Fetch pages into the engine's memory; whether each is there, whole and verified.
+        """Fetch pages into the engine's memory; whether each arrived whole and verified.
 
-        Memory of the others holds anything.
+        The memory of other pages is undefined.
         """
         begin = self._clock()
         pages = self._content(keys, pages, pool)
@@ -91,7 +94,7 @@ class PageStore:
         return self._moved(ticket, pool, begin, self._loads)
 
     def store(self, keys: Sequence[str], pages: Sequence[Page], pool: str = KV) -> list[bool]:
-        """Store pages from the engine's memory; whether each can be read now."""
+        """Store pages from the engine's memory; whether each can be read from the store now."""
         begin = self._clock()
         pages = self._content(keys, pages, pool)
         ticket = self.storage.set(self._addresses(keys, pool), pages, only_missing=True)
@@ -103,11 +106,11 @@ class PageStore:
         return self._finish(ticket, self.settings.lookup_timeout_s)
 
     def n_leading(self, keys: Sequence[str]) -> int:
-        """Pages of the KV cache that are probably there, from the first on without a gap."""
+        """Leading pages of the KV cache that are probably in the store, without a gap."""
         return _n_leading(self.find(keys))
 
     def find_restorable(self, keys: Sequence[str], needed: Mapping[str, int | None]) -> Restorable:
-        """Lengths of a prefix that the store can restore in several pools, asked in one call.
+        """Lengths of a prefix that the store can restore in several pools, by one call.
 
         Args:
             keys: page hashes of the prefix.
@@ -125,7 +128,7 @@ class PageStore:
         )
 
     def clear(self) -> None:
-        """Remove everything in the store, whoever's it is: its keys do not say that.
+        """Remove everything in the store, of other engines too: keys do not name their owner.
 
         Raises:
             ConfigError: the settings do not allow it.
@@ -145,23 +148,23 @@ class PageStore:
             )
 
     def counts(self) -> dict[str, int]:
-        """Pages by call and status, such as `get.ok` and `get.corrupt`, since the start."""
+        """Pages by call and status since the start, such as `get.ok` and `get.corrupt`."""
         return self.storage.counters.snapshot()
 
     def take_loads(self) -> list[Transfer]:
-        """Calls of `load` that moved a page since this was last asked; at most the newest 1,000."""
+        """Calls of `load` that moved a page since the last call; at most the newest 1,000."""
         return _taken(self._loads)
 
     def take_stores(self) -> list[Transfer]:
-        """Calls of `store` after which a page is there; as `take_loads`."""
+        """Calls of `store` after which a page is in the store; as `take_loads`."""
         return _taken(self._stores)
 
     def close(self) -> bool:
-        """Store what is on its way and close the store; whether that was done in time."""
+        """Finish pending stores and close the store; whether that was done in time."""
         return self.storage.close(self.settings.shutdown_s)
 
     def _content(self, keys: Sequence[str], pages: Sequence[Page], pool: str) -> Sequence[Page]:
-        """The pages, or a mark for each where a pool has no data."""
+        """The pages, or a mark for each if the pool has no data."""
         if self._pools[pool].page_nbytes:
             return pages
         return [memoryview(bytearray(MARK)) for _ in keys]
@@ -182,10 +185,10 @@ class PageStore:
         return moved
 
     def _finish(self, ticket: StorageTicket, timeout_s: float) -> list[bool]:
-        """Wait; what has not come by then is given up, and no memory is touched any more."""
+        """Wait; cancel the rest after the time-out, so that no memory is accessed any more."""
         if not ticket.wait(timeout_s):
             ticket.cancel()
-            while not ticket.done:  # a copy that has begun is ended
+            while not ticket.done:  # a copy that has begun must end first
                 ticket.wait(STEP_S)
         return [status is Status.OK for status in ticket.statuses]
 

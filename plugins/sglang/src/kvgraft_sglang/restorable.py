@@ -1,4 +1,4 @@
-"""The lengths of a prefix that can be restored, when a model keeps its data in several pools."""
+"""Finds the lengths of a prefix that can be restored if a model has several pools."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Need", "Restorable", "restorable"]
 
 @dataclass(frozen=True)
 class Need:
-    """A pool's needs to restore a prefix.
+    """The data that a pool needs to restore a prefix.
 
     Attributes:
         pool: its name.
@@ -34,11 +34,11 @@ class Need:
 
 @dataclass(frozen=True)
 class Restorable:
-    """The answer to what a store has of a prefix.
+    """The lengths of a prefix that a store can restore.
 
     Attributes:
         lengths: prefixes that all pools can restore, in pages, ascending.
-        hits: per pool that can restore any, the longest one.
+        hits: the longest length per pool, of pools that can restore any.
     """
 
     lengths: list[int]
@@ -46,12 +46,12 @@ class Restorable:
 
     @property
     def longest(self) -> int:
-        """Pages of the longest one; 0 if there is none."""
+        """Pages of the longest prefix; 0 if there is none."""
         return self.lengths[-1] if self.lengths else 0
 
 
 def restorable(needs: Iterable[Need]) -> Restorable:
-    """Lengths that can be restored when every pool needs its share."""
+    """Lengths that every pool can restore."""
     all_lengths: set[int] | None = None
     hits: dict[str, int] = {}
     for need in needs:

@@ -1,10 +1,10 @@
-"""Settings of the backend: what stands in SGLang's `--hicache-storage-backend-extra-config`.
+"""Settings of the backend, from SGLang's `--hicache-storage-backend-extra-config`.
 
     {"backend_name": "kvgraft", "module_path": "kvgraft_sglang.backend",
      "class_name": "KvgraftStorage", "interface_v1": 1,
      "backend": "file", "path": "/var/cache/kvgraft", "capacity": "40GB"}
 
-Options that are not the backend's own, nor SGLang's, are the store's.
+Options that are neither the backend's nor SGLang's are the store's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kvgraft_storage import StoreSettings
 __all__ = ["SGLANGS_OWN", "BackendSettings"]
 
 SGLANGS_OWN = frozenset({"backend_name", "module_path", "class_name", "interface_v1"})
-"""Names in the same entry that SGLang reads; others of its own it takes out itself."""
+"""Keys of the entry that SGLang reads and leaves in it."""
 
 
 class BackendSettings(StoreSettings):
-    """One backend: the store, as in `StoreSettings`, and how long SGLang's threads wait for it.
+    """A backend: its store, as in `StoreSettings`, and how long SGLang's threads wait for it.
 
     Attributes:
-        lookup_timeout_s: longest time for which a thread waits to hear what the store has.
+        lookup_timeout_s: longest time for which a thread waits for a lookup in the store.
         call_timeout_s: longest time for which a thread waits for a call that moves pages, of up to
             128 of them; pages that have not arrived by then are misses.
         allow_clear: whether SGLang may clear the store, which removes everything in it, data of

@@ -6,7 +6,7 @@ block_layout       vLLM's blocks, divided among components
 manager            kvgraft instead of vLLM's `KVCacheManager`
 
 settings           the tier's entry in vLLM's `secondary_tiers`
-identity           the fingerprint: all identity of data that is not in vLLM's block hashes
+identity           the fingerprint: facts about the data that are not in vLLM's block hashes
 store_tier         the tier without vLLM: lookups, transfers, and reports about them
 engine, interface  facts read from vLLM, supported versions, and required signatures
 tier               the class that vLLM loads; with `manager` the only modules that import vLLM

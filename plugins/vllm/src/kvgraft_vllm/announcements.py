@@ -54,10 +54,7 @@ class Announcements:
             self._announced[event.key] = key
             _bound(self._announced)
             return False, [key]
-        if event.change in (
-            Change.CLEARED,
-            Change.LOST,
-        ):  # none of them is certainly there
+        if event.change in (Change.CLEARED, Change.LOST):  # some or all are gone
             gone, self._announced = list(self._announced.values()), OrderedDict()
             return True, gone
         key = self._announced.pop(event.key, None)

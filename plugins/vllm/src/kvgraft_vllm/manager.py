@@ -169,7 +169,7 @@ class KvgraftCacheManager(KVCacheManager):
         return self.empty_kv_cache_blocks, found.anchor_tokens, self._branch(found)
 
     def _branch(self, found: Any) -> int:
-        """Where another prompt departs from it and no state is kept, to end a chunk there; else 0."""
+        """Where another prompt departs and no state is kept, for vLLM to end a chunk; else 0."""
         if not self._has_states:
             return 0
         branches = [page for page, kind in found.points.items() if kind == BRANCH]
