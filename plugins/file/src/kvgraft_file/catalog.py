@@ -22,14 +22,14 @@ from kvgraft_storage import BLOCK_NBYTES, Change, EventLog
 __all__ = ["Catalog", "Entry"]
 
 PLACES_TRIED = 256
-"""Places that are tried for one that can be written over."""
+"""Most places that are tried before one can be overwritten."""
 
 PLACES_LOOKED_AT = 16 * PLACES_TRIED
-"""Places at most of which others' uses are looked up for it: some milliseconds."""
+"""Most places whose uses by other processes are looked up for it, which takes some milliseconds."""
 
 NOTED = 8192
 NOTED_NS = 1_000_000_000
-"""Uses are written down when there are so many, or after so many nanoseconds."""
+"""Uses are written to the shared hints when there are so many, or after so many nanoseconds."""
 
 
 class Entry:
@@ -39,11 +39,11 @@ class Entry:
         segment: the segment it is in.
         offset: of its block there.
         size: bytes in the segment; it takes records of this size only.
-        slot: the number of its stamp, see `SharedHints`.
-        key: of the record in it; empty where there is none.
-        nbytes: payload length of that.
-        used: when that was last used, as far as this process knows.
-        again: it was used since it was written, or last passed over by a reclaim.
+        slot: index of its stamp, see `SharedHints`.
+        key: key of the record in it; empty if there is none.
+        nbytes: payload length of the record.
+        used: last use of the record that this process knows.
+        again: whether it was used since it was written, or since a reclaim last spared it.
     """
 
     __slots__ = ("again", "key", "nbytes", "offset", "segment", "size", "slot", "used")
@@ -64,16 +64,17 @@ class Catalog:
 
     Attributes:
         entries: the place of each key.
-        copies: further places of keys, which two processes stored or a reclaim carried over.
-        shelves: places by size, the one to write over first in front: empty ones and copies, then
-            the least recently used.
+        copies: further places of keys, because two processes stored them or a reclaim carried them
+            over.
+        shelves: places by size, in the order in which they are overwritten: empty ones and copies,
+            then the least recently used.
         segments: by number; this process's own among them.
-        foreign: files named as segments that are none.
+        foreign: files that are named like segments and are none.
         damaged: segments with holes, in the order in which they were found.
         unsynced: segments with records that `flush` has to make durable.
-        events: gets the keys that come and go; None if nobody listens.
-        retiring: numbers of segments this process is about to reclaim or to begin: not for others
-            to take in, though they are listed.
+        events: gets added and removed keys; None without a listener.
+        retiring: numbers of segments that this process is about to reclaim or to begin; a refresh
+            ignores them.
         hints: shared with other processes.
     """
 
@@ -97,7 +98,7 @@ class Catalog:
         self._sorted = False
 
     def refresh(self) -> None:
-        """Take in other processes' records, reclaimed segments and clears.
+        """Read other processes' records, reclaimed segments and clears.
 
         Raises:
             OSError: the directory or a segment cannot be read.
@@ -114,7 +115,7 @@ class Catalog:
                 path = self._directory.segment_path(number)
                 try:
                     known = Segment.open(self._directory.open, path, number)
-                except FileNotFoundError:  # reclaimed since it was listed
+                except FileNotFoundError:  # reclaimed after it was listed
                     continue
                 if known is None:
                     self.foreign.append(path)
@@ -132,7 +133,7 @@ class Catalog:
             try:
                 for offset, record in known.news():
                     self.add(known, offset, record, used.get(record.key))
-            except FileNotFoundError:  # the same, and it was closed
+            except FileNotFoundError:  # reclaimed, and this process had it closed
                 self.drop(known)
                 continue
             self._note_holes(known)
@@ -141,10 +142,10 @@ class Catalog:
         self.look_again()
 
     def sort(self) -> None:
-        """Order the shelves by the uses that are noted; the next uses are later than all of them.
+        """Order the shelves by the recorded uses; later uses get later times.
 
-        Records of which no use is noted are as old as their segment. Of those the last ones of a
-        segment go first: they are the ends of their sequences.
+        A record without a recorded use is as old as its segment. Among those, the last ones of a
+        segment come first, because they are the ends of sequences.
         """
         self._sorted = True
         for shelf in self.shelves.values():
@@ -154,9 +155,9 @@ class Catalog:
             self.hints.begin_behind(order[-1].used if order else 0)
 
     def next_ones(self, size: int) -> Iterator[Entry]:
-        """Some places of a size, the one to write over first in front; others' uses count, too.
+        """Some places of a size, in the order of overwriting; uses by other processes count.
 
-        Where other processes used all of them, there is none: a segment is reclaimed then, if that
+        If other processes used all of them, there is none. A segment is reclaimed then, if that
         makes room.
         """
         #   shelf   in front ── by this process's uses ── used by others since: moved here
@@ -189,7 +190,7 @@ class Catalog:
                 return
 
     def _was_used(self, place: Entry) -> bool:
-        """Whether another process used a place since this one knows; then it does now."""
+        """Whether another process used a place since this one read its use; records that use."""
         used = self.hints.last_use(place.key) if place.key else 0
         if used <= place.used:
             return False
@@ -197,7 +198,7 @@ class Catalog:
         return True
 
     def sizes(self) -> dict[int, int]:
-        """Bytes that count against the capacity, by segment: at most its declared length."""
+        """Bytes that count against the capacity, per segment, at most its declared length."""
         sizes = {}
         for number, nbytes, _ in self._directory.segments():
             known = self.segments.get(number)
@@ -207,7 +208,7 @@ class Catalog:
     # -- records
 
     def add(self, segment: Segment, offset: int, record: Record, used: int | None = None) -> None:
-        """Take in a place and what is in it; of several with one key the first known is read."""
+        """Add a place with its record; of several places of one key, the first known is read."""
         place = Entry(segment, offset, record.size)
         self._enter(place)
         self.put(place, record, used)
@@ -217,13 +218,13 @@ class Catalog:
         self._by_slot.setdefault(place.slot, []).append(place)
 
     def put(self, place: Entry, record: Record | None, used: int | None = None) -> None:
-        """Enter a place with what is in it now.
+        """Put a place with its current record on a shelf.
 
         Args:
-            place: known by its segment, and on no shelf.
-            record: None, or one that was removed, for nothing.
-            used: when it was used last; None for the noted use. Without one it is new, or as old
-                as its segment where the store was just opened.
+            place: a place that its segment knows and that is on no shelf.
+            record: its record; None or a removed one if it is empty.
+            used: its last use; None for the recorded use. Without any, it is new, or as old as its
+                segment if the store was just opened.
         """
         shelf = self.shelves.setdefault(place.size, OrderedDict())
         shelf[place] = None
@@ -245,7 +246,7 @@ class Catalog:
         return self.hints.now() if self._sorted else place.segment.header.number
 
     def use(self, keys: Sequence[bytes], *, again: bool = True) -> None:
-        """Note a use of keys that are there, the last one most recently; or that they are new."""
+        """Record a use of known keys, the last one as the most recent; or that they are new."""
         first = self.hints.now(len(keys))
         for used, key in enumerate(keys, first):
             place = self.entries.get(key)
@@ -256,7 +257,7 @@ class Catalog:
                 self._noted[key] = used
 
     def write_down(self, *, at_once: bool = False) -> None:
-        """Write down the uses noted, about once a second."""
+        """Write recorded uses to the shared hints, about once a second."""
         if not self._noted:
             return
         now = self.hints.now()
@@ -274,7 +275,7 @@ class Catalog:
             shelf.move_to_end(place, last=False)
 
     def _forget(self, key: bytes, place: Entry) -> bool:
-        """Drop one place of a key; whether that was the last one."""
+        """Drop one place of a key; returns whether that was the last one."""
         others = self.copies.pop(key, [])
         if self.entries.get(key) is place:
             del self.entries[key]
@@ -289,7 +290,7 @@ class Catalog:
         return False
 
     def take(self, key: bytes) -> list[Entry]:
-        """Drop a key; every place it has, taken off the shelves until it is `put` there again."""
+        """Drop a key; returns all its places, off the shelves until they are `put` back."""
         first = self.entries.pop(key, None)
         places = [] if first is None else [first, *self.copies.pop(key, [])]
         for place in places:
@@ -300,13 +301,13 @@ class Catalog:
         return places
 
     def put_back(self, places: Iterable[Entry]) -> None:
-        """Enter places whose records were removed, unless their segments were dropped."""
+        """Put back places whose records were removed, unless their segments were dropped."""
         for place in places:
             if place.segment.places.get(place.offset) is place:
                 self.put(place, None)
 
     def take_place(self, place: Entry) -> None:
-        """Evict what is in a place, and take it off its shelf until it is `put` there again."""
+        """Evict the record of a place, and take the place off its shelf until it is `put` back."""
         del self.shelves[place.size][place]
         if place.key:
             if self._forget(place.key, place):
@@ -314,32 +315,32 @@ class Catalog:
             place.key = b""
 
     def leave_alone(self, place: Entry) -> None:
-        """Let an empty place be the last one that is written over, unless it was dropped."""
+        """Move an empty place to the end of its shelf, unless it was dropped."""
         shelf = self.shelves[place.size]
         if place in shelf:
             place.used = self.hints.now()
             shelf.move_to_end(place)
 
     def in_holes(self, size: int) -> Iterator[Entry]:
-        """Places of a size that can be made in holes, one a hole; `take_hole` enters one."""
+        """Places of a size that can be made in holes, one per hole; `take_hole` makes one."""
         for segment in list(self.damaged):
             for start, end in list(segment.holes):
                 if end - start >= size:
                     yield Entry(segment, start, size)
 
     def take_hole(self, place: Entry) -> bool:
-        """Make a place in a hole, on no shelf until it is `put` there; its bytes are marked.
+        """Make a place in a hole, on no shelf until it is `put` there; locks its bytes.
 
-        Where the disk cannot read or write, the hole is not used again until the segment is read
-        anew: it would be the first one to be tried, and fail, by every record that fits.
+        If the disk cannot read or write there, the hole is not used again until the segment is read
+        anew. Otherwise every record that fits would try it first, and fail.
 
         Returns:
-            False where another process stored a record there since, which is taken in, where the
-            disk fails, and while another process makes a place in the same segment, or has made one
-            since this process read it.
+            False if another process stored a record there, which is then added; if the disk fails;
+            and if another process makes a place in the same segment, or made one since this process
+            read it.
 
         Raises:
-            OSError: the disk failed, and not only here; the hole is kept.
+            OSError: the whole disk failed, not only this place; the hole is kept.
         """
         segment = place.segment
         if not segment.file.try_mark(0, BLOCK_NBYTES):
@@ -377,7 +378,7 @@ class Catalog:
         return found is None
 
     def _change_layout(self, place: Entry) -> None:
-        """Say it before, for others that write here, and afterwards, for those that read now."""
+        """Bump the layout before a change, for other writers, and after it, for other readers."""
         segment = place.segment
         self.hints.change_layout(segment.header.number)
         try:
@@ -423,7 +424,7 @@ class Catalog:
             del self._by_slot[place.slot]
 
     def of(self, segment: Segment) -> Iterator[Entry]:
-        """A segment's places with records that are read, in the order of their offsets."""
+        """A segment's places whose records are in use, ordered by offset."""
         for _, place in sorted(segment.places.items()):
             if place.key and self.entries.get(place.key) is place:
                 yield place
@@ -431,9 +432,9 @@ class Catalog:
     # -- other processes
 
     def is_current(self, places: Collection[Entry]) -> bool:
-        """Whether no place was written over by another process since this one looked.
+        """Whether no other process overwrote a place since this one looked.
 
-        Nor was a place made in any of their segments.
+        New places in holes count, too.
         """
         layout, slots = self.hints.layout, [place.slot for place in places]
         return self.hints.stamps_of(slots) == self.hints.seen[slots].tolist() and all(
@@ -442,9 +443,9 @@ class Catalog:
         )
 
     def look_again(self) -> None:
-        """Read the blocks of places that others have written over since.
+        """Read the blocks of places that other processes have overwritten.
 
-        Odd stamps are of writes under way, or of a process that ended in the middle of one.
+        An odd stamp is a write under way, or a process that ended during one.
         """
         now = self.hints.stamps()
         odd = now & np.uint64(1) == 1  # numpy 1 takes no int beside uint64
@@ -454,11 +455,11 @@ class Catalog:
                 settled = self._reread(place, torn=bool(odd[slot])) and settled
             if settled:
                 self.hints.seen[slot] = now[slot]
-                if odd[slot] and places:  # else only others know where that is
+                if odd[slot] and places:  # else only other processes know the place
                     self.hints.end(slot)
 
     def _reread(self, place: Entry, *, torn: bool) -> bool:
-        """Take in what is in a place now; false while somebody writes there, or if it is gone."""
+        """Read the current record of a place; false if a process writes there, or if it is gone."""
         segment = place.segment
         if place not in self.shelves[place.size]:
             return False  # this process writes there
@@ -484,7 +485,7 @@ class Catalog:
             if error.errno not in DISK_ERRORS:
                 raise
         if record is not None and record.size != place.size:
-            self.remove(place)  # the layout changed, and is taken in with the next refresh
+            self.remove(place)  # the layout changed; the next refresh reads it
             return True
         if record is not None and not record.live:
             record = None
@@ -495,7 +496,7 @@ class Catalog:
 
     def close(self) -> None:
         """Release everything."""
-        self.events = None  # nothing of it is gone
+        self.events = None  # all of it is still there
         with suppress(OSError):
             self.write_down(at_once=True)
         for segment in list(self.segments.values()):

@@ -1,4 +1,4 @@
-"""The directory that holds the segments of one store, shared by every process that opens it."""
+"""The directory of a store's segments, shared by all processes that open it."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ LOCK = "kvgraft.lock"
 NAMED = re.compile(rf"[0-7][0-9a-f]{{15}}{re.escape(SUFFIX)}")
 LAST_NUMBER = (1 << 63) - 1
 FORMER = r"\.(?:[0-9a-f]{16}|probe)-\d+[-0-9]*\.tmp"
-"""Names that former versions gave to files that are not whole yet."""
+"""Names of unfinished files of former versions."""
 
 NUMBERS_TRIED = 64
-"""Numbers of segments that are looked at for one whose layout is no other's."""
+"""Segment numbers that are tried for one with a layout slot of its own."""
 
 PAUSE_S = 0.002
-"""Between two tries for the lock."""
+"""Seconds between two tries for the lock."""
 
 
 class Listed(NamedTuple):
-    """A file that is named as a segment.
+    """A file with a segment's name.
 
     Attributes:
-        number: in its name.
-        nbytes: its length.
-        inode: its number in the file system.
+        number: the number in its name.
+        nbytes: length of the file.
+        inode: inode of the file.
     """
 
     number: int
@@ -63,7 +63,7 @@ def holds_store(path: Path) -> bool:
 
 
 class Directory:
-    """Names, sizes and the lock of a store's directory; files of others are left alone.
+    """Names, sizes and the lock of a store's directory; it ignores other files.
 
     Args:
         path: an existing directory that can be written to.
@@ -71,7 +71,7 @@ class Directory:
 
     Attributes:
         direct: whether files here can be written past the page cache.
-        open_files: the segments that stay open.
+        open_files: bounds the open segments.
 
     Raises:
         ConfigError: there is no such directory, it cannot be written to, something else has the
@@ -110,13 +110,13 @@ class Directory:
         """A file of the directory.
 
         Raises:
-            FileNotFoundError: it is gone, or no regular file.
+            FileNotFoundError: it is gone, or it is no regular file.
             OSError: it cannot be opened.
         """
         return DiskFile(path, direct=self.direct, flags=flags, open_files=self.open_files)
 
     def segments(self) -> list[Listed]:
-        """Every regular file that is named as a segment, oldest first."""
+        """Every regular file with a segment's name, oldest first."""
         found = []
         with self.open_files.opening(lambda: os.scandir(self.path)) as entries:
             for entry in entries:
@@ -130,21 +130,21 @@ class Directory:
         return sorted(found)
 
     def segment_path(self, number: int) -> Path:
-        """A segment's file."""
+        """The path of a segment."""
         return segment_path(self.path, number)
 
     def free_number(self) -> int:
-        """A number no name has nor had, and the largest: about the time, unless that is behind.
+        """A number larger than any that was used: about the time, unless the clock is behind.
 
-        A process that has seen a removed segment must not take another one for it. Its layout is no
-        other segment's either, while there are such: a place that is made in one segment would keep
-        the others of its layout from being written over.
+        A process that knows a removed segment must not take another one for it. The number's layout
+        slot is shared with no other segment, if one is free: a place made in one segment would keep
+        others with its slot from being overwritten.
         """
         names = self.open_files.opening(lambda: os.listdir(self.path))
         taken = {int(name[:16], 16) for name in names if NAMED.fullmatch(name)}
         now = time.time_ns()
         number = max(now, max(taken, default=0) + 1)
-        if number > LAST_NUMBER:  # something has the last name there is
+        if number > LAST_NUMBER:  # a file has the largest possible number
             number = now
             while number in taken:
                 number += 1
@@ -156,18 +156,19 @@ class Directory:
         )
 
     def remove_unfinished(self) -> None:
-        """Remove files that no process will finish; under the lock.
+        """Remove files that no process will finish; holds the lock.
 
-        Segments are made under it, so their writer has ended. Files with a lock are left alone.
+        Segments are created under the lock, so the writer of an unfinished one has ended. Files
+        with a lock of their own are kept.
         """
         self.open_files.opening(lambda: remove_unfinished(self.path, SUBJECT, FORMER))
 
     @contextmanager
     def locked(self, deadline_s: float) -> Iterator[None]:
-        """Nobody else adds, reuses or removes segments meanwhile, nor marks records removed.
+        """Hold the lock: others add, reuse and remove no segments, and mark no records removed.
 
         Raises:
-            TimeoutError: somebody else has had the lock for `deadline_s`.
+            TimeoutError: another process kept the lock for `deadline_s`.
         """
         end = time.monotonic() + deadline_s
         if not self._thread.acquire(timeout=max(0.0, deadline_s)):
@@ -191,7 +192,7 @@ class Directory:
             return False
         if has_name(self._lock, self.path / LOCK):
             return True
-        fd = self._open_lock()  # somebody removed it, and others lock another one
+        fd = self._open_lock()  # the lock file was removed, and others lock a new one
         os.close(self._lock)
         self._lock = fd
         return False
@@ -201,7 +202,7 @@ class Directory:
         return TimeoutError(errno.ETIMEDOUT, said, str(self.path))
 
     def sync(self) -> None:
-        """Make the names of segments durable."""
+        """`fsync` the directory, so that the names of segments are durable."""
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         fd = self.open_files.opening(lambda: os.open(self.path, flags))
         try:

@@ -1,4 +1,4 @@
-"""A file read and written in whole blocks, past the page cache where the file system allows."""
+"""A file that is read and written in whole blocks, with direct I/O if the file system allows it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from kvgraft_storage.files import open_regular, unfinished_path
 __all__ = ["DISK_ERRORS", "NO_ROOM", "SUBJECT", "DiskFile", "TruncatedRead", "supports_direct"]
 
 SUBJECT = "kvgraft"
-"""Owner of unfinished files, as their names have it."""
+"""The owner in names of unfinished files."""
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Errors that mean there is no room."""
+"""Errors of a full disk or quota."""
 
 DISK_ERRORS = frozenset({errno.EIO, errno.ENODATA, errno.EUCLEAN})
-"""Errors of a place on the disk, not of all of it."""
+"""Errors of a place on the disk, instead of the whole disk."""
 
 MAX_PIECES = 1000
-"""Pieces of memory in one call; Linux takes 1024."""
+"""Pieces of memory per call; Linux takes at most 1024."""
 
 SECTOR_NBYTES = 512
 """The unit in which `stat` counts blocks."""
@@ -45,24 +45,23 @@ class TruncatedRead(Exception):  # noqa: N818 - an outcome
 
 
 class DiskFile:
-    """A regular file; closed when it is released and no thread uses it.
+    """A regular file; it is closed once it is dropped and no thread uses it.
 
-    With `open_files` it may be closed while nobody uses it, and is opened again when somebody does.
-    From the first use on, everything that needs the descriptor happens between `acquire` and
-    `release`, or in a `with`.
+    With `open_files` it may be closed while unused, and is opened again at its next use. Every use
+    of the descriptor is between `acquire` and `release`, or in a `with`.
 
     Args:
-        path: where; no link is followed.
-        flags: of `os.open`, besides the access mode.
-        direct: whether to go past the page cache.
-        open_files: how many stay open.
+        path: its path; links are not followed.
+        flags: flags of `os.open`, besides the access mode.
+        direct: whether to use direct I/O.
+        open_files: bounds the open files.
 
     Attributes:
         fd: the descriptor; -1 while it is closed.
-        is_same: a check of a reopened file, besides the file system's identity.
+        is_same: checks a reopened file, besides its inode.
 
     Raises:
-        NotRegularFileError: something else has the name.
+        NotRegularFileError: the name is not a regular file's.
         OSError: it cannot be opened.
     """
 
@@ -113,7 +112,7 @@ class DiskFile:
         raise FileNotFoundError(errno.ENOENT, "is another file now", str(self.path))
 
     def release(self) -> None:
-        """Use it no longer."""
+        """End a use."""
         with self._lock:
             self._users -= 1
             if self._users:
@@ -132,8 +131,8 @@ class DiskFile:
         self.release()
 
     def close_if_idle(self) -> None:
-        """Close it, unless it is in use; it is opened again when it is used."""
-        if self._lock.acquire(blocking=False):  # else somebody begins or ends using it
+        """Close it unless it is in use; the next use opens it again."""
+        if self._lock.acquire(blocking=False):  # else a thread begins or ends a use
             try:
                 if not self._users:
                     self._close()
@@ -141,7 +140,7 @@ class DiskFile:
                 self._lock.release()
 
     def let_go(self) -> None:
-        """Close it for good, now or when its last user is done."""
+        """Close it for good, now or when its last use ends."""
         with self._lock:
             self._is_kept = False
             if not self._users:
@@ -155,7 +154,7 @@ class DiskFile:
             os.close(fd)
 
     def read(self, pieces: Sequence[memoryview], offset: int) -> None:
-        """Fill all pieces, from an offset on.
+        """Read into all pieces, from an offset on.
 
         Raises:
             TruncatedRead: the file is shorter.
@@ -199,7 +198,7 @@ class DiskFile:
         self.write([block], offset)
 
     def try_lock(self) -> bool:
-        """Take the advisory lock that says somebody writes here; false if another has it."""
+        """Take the advisory lock of a writer; false if another process has it."""
         try:
             fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -207,10 +206,10 @@ class DiskFile:
         return True
 
     def lock(self) -> None:
-        """Take the advisory lock, which others have for moments only.
+        """Take the advisory lock, which others hold only briefly.
 
         Raises:
-            TimeoutError: not these.
+            TimeoutError: another process held it longer.
         """
         self._wait_for(self.try_lock)
 
@@ -221,7 +220,7 @@ class DiskFile:
 
     @contextmanager
     def locked(self, offset: int, nbytes: int) -> Iterator[None]:
-        """Say to other open files of the same path that these bytes are being written.
+        """Lock bytes against other open files of the path while they are written.
 
         Raises:
             TimeoutError: another open file keeps some of them locked.
@@ -235,9 +234,9 @@ class DiskFile:
                 self.unmark(offset, nbytes)
 
     def mark(self, offset: int, nbytes: int) -> None:
-        """Lock some bytes as long as the file is open; it binds nobody, others ask for it.
+        """Lock some bytes as long as the file is open; the lock is advisory.
 
-        Who knew the file before it was reused may lock some of them for moments.
+        A process that knew the file before it was reused may lock some of them briefly.
 
         Raises:
             TimeoutError: for longer than that.
@@ -248,10 +247,10 @@ class DiskFile:
         """Lock some bytes as `mark` does, without waiting.
 
         Returns:
-            False if another open file has one of them locked, and if the file is gone: its blocks
-            may be another writer's. Who reuses them takes the name first and then looks for locks,
-            so the name is looked at after the bytes are locked. It is looked at before that, too,
-            so that the other writer seldom has to wait.
+            False if another open file has one of them locked, or if the file is gone: its blocks
+            may belong to another writer. A process that reuses the blocks renames the file first
+            and then checks the locks, so this checks the name after it has locked. It also checks
+            before, so that the other writer seldom has to wait.
         """
         if self.is_gone or not self._mark(offset, nbytes):
             return False
@@ -290,24 +289,24 @@ class DiskFile:
 
     @property
     def size(self) -> int:
-        """Bytes in the file now."""
+        """The file's current length."""
         return os.fstat(self.fd).st_size
 
     @property
     def allocated(self) -> int:
-        """Bytes it has on the disk now; less than its size where it has holes."""
+        """Allocated bytes on the disk; less than its size if it has holes."""
         return os.fstat(self.fd).st_blocks * SECTOR_NBYTES
 
     @property
     def inode(self) -> int:
-        """Its number in the file system."""
+        """Its inode."""
         return self._identity[1]
 
     @property
     def is_gone(self) -> bool:
-        """Whether its name is not its own any more: somebody reclaimed, reused or cleared it.
+        """Whether its name no longer refers to it: it was reclaimed, reused or cleared.
 
-        If it is still there after a read, nothing had been written over the data read.
+        If it is still there after a read, the data read was not overwritten.
         """
         try:
             told = os.lstat(self.path)
@@ -316,9 +315,9 @@ class DiskFile:
         return (told.st_dev, told.st_ino) != self._identity
 
     def data_from(self, offset: int) -> int | None:
-        """Where the next block begins that is more than a hole; None if there is none.
+        """Offset of the next block with data; None if only a hole follows.
 
-        A file that was only made longer has nothing to read, however long it is.
+        A file that was only extended has no data, however long it is.
         """
         try:
             found = os.lseek(self.fd, offset, os.SEEK_DATA)
@@ -332,10 +331,10 @@ def _range(kind: int, offset: int, nbytes: int) -> bytes:
 
 
 def supports_direct(directory: Path) -> bool:
-    """Whether files of a directory can be written past the page cache, found by doing it.
+    """Whether files of a directory support direct I/O; tries it.
 
     Raises:
-        OSError: the directory cannot be written to at all.
+        OSError: the directory cannot be written to.
     """
     path = unfinished_path(directory, SUBJECT)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

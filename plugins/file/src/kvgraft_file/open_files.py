@@ -1,7 +1,7 @@
-"""Bounds the open files of a store: the rest of the process needs descriptors too.
+"""Bounds the open files of a store, because the process needs descriptors for other things.
 
-Only locked files have to stay open: segments this process writes to, and one that it reclaims or
-scans for a writer that ended. Every other segment is opened again when it is read.
+Only locked files must stay open: segments that this process writes, reclaims, or scans after their
+writer ended. Every other segment is opened again when it is read.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ FEWEST = 8
 """Fewest files that stay open."""
 
 MOST = 256
-"""Files that stay open by default, where the limit of the process allows it."""
+"""Files that stay open by default, if the process's limit allows it."""
 
 SHARE = 8
-"""By default one part in so many of the limit is used."""
+"""By default 1 / n of the limit is used."""
 
 WORKING = 24
-"""Descriptors besides: locks, segments that are written, read or reclaimed at the time."""
+"""Other descriptors: locks, and segments that are written, read or reclaimed."""
 
 EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE})
 _Result = TypeVar("_Result")
 
 
 class Idle(Protocol):
-    """A file that can be closed while nobody uses it, and opened again."""
+    """A file that can be closed while it is unused, and opened again."""
 
     def close_if_idle(self) -> None:
-        """Close it, unless it is in use."""
+        """Close it unless it is in use."""
 
 
 class OpenFiles:
@@ -46,10 +46,10 @@ class OpenFiles:
 
     Args:
         most: largest number; None for as many as the process's limit (`ulimit -n`) allows.
-        subject: their user's name, for the message.
+        subject: names the owner in the message.
 
     Attributes:
-        most: as many as stay open; those in use come on top.
+        most: how many stay open, besides those in use.
 
     Raises:
         ConfigError: the limit leaves too few.
@@ -61,7 +61,7 @@ class OpenFiles:
         self._files: OrderedDict[Idle, None] = OrderedDict()
 
     def used(self, file: Idle) -> None:
-        """A file was used; those that were not for longest are closed."""
+        """Note a use of a file; closes the least recently used ones beyond the limit."""
         surplus = []
         with self._lock:
             self._files[file] = None
@@ -72,12 +72,12 @@ class OpenFiles:
             each.close_if_idle()
 
     def forget(self, file: Idle) -> None:
-        """A file is closed for good."""
+        """Forget a file that was closed for good."""
         with self._lock:
             self._files.pop(file, None)
 
     def opening(self, action: Callable[[], _Result]) -> _Result:
-        """The result of an action that opens a file; if there is no descriptor, after making room.
+        """Run an action that opens a file; without a free descriptor, close others first.
 
         Raises:
             OSError: it cannot be opened.
@@ -111,8 +111,8 @@ def _allowance(most: int | None, subject: str) -> int:
 
 
 def _n_open() -> int:
-    """Descriptors of this process; 0 where that is unknown."""
+    """Open descriptors of this process; 0 if unknown."""
     try:
-        return len(os.listdir("/proc/self/fd")) - 1  # one was for looking
+        return len(os.listdir("/proc/self/fd")) - 1  # one is that of the listing
     except OSError:
         return 0

@@ -14,21 +14,22 @@ __all__ = ["FileOptions"]
 
 LARGEST_DEFAULT = 64 << 20
 SEGMENTS = 8
-"""Segments a small capacity is divided into."""
+"""Segments that a small capacity is divided into."""
 
 MAX_SEGMENTS = 1024
-"""Segments a large capacity is divided into: each is looked at whenever others' are."""
+"""Segments that a large capacity is divided into; bounded, since every refresh checks all of them.
+"""
 
 
 class FileOptions(StorageOptions):
     """The size of a store and of its pieces.
 
     Attributes:
-        capacity: bytes of all segments in the directory, of all writers.
+        capacity: bytes of all segments in the directory, of all writers together.
         segment: bytes of one segment, which is reserved and evicted as a whole; an eighth of
             the capacity by default, at most 64 MiB, or as much as 1,024 of them need, at most
-            4 GiB. A payload must fit into one.
-        refresh_s: seconds for which other processes' records may stay unseen.
+            4 GiB. A payload must fit into a segment.
+        refresh_s: seconds after which other processes' records are seen at the latest.
         max_open_files: segments that stay open; by default an eighth of the process's limit
             (`ulimit -n`), at most 256.
     """
@@ -40,7 +41,7 @@ class FileOptions(StorageOptions):
 
     @property
     def segment_nbytes(self) -> int:
-        """Bytes of one segment, whole blocks."""
+        """Bytes of one segment, in whole blocks."""
         wanted = self.segment or min(
             max(LARGEST_DEFAULT, -(-self.capacity // MAX_SEGMENTS)),
             self.capacity // SEGMENTS,

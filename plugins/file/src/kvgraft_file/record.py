@@ -1,4 +1,4 @@
-"""The layout of a value in a segment: a block that describes it, then the padded payload.
+"""The layout of a record in a segment: a block that describes it, then the padded payload.
 
     offset  bytes
          0      8  magic: a live record, or a removed one
@@ -12,8 +12,8 @@
        336      8  XXH3-64 of the 336 bytes above
        344        zero, to 4096
 
-All numbers are little-endian. A block says where it belongs, so a copy of one elsewhere, as part of
-a payload say, is none.
+All numbers are little-endian. A block names its own place, so a copy of it elsewhere, as in a
+payload, is not taken for a record.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MAGICS = (LIVE, REMOVED)
 """The first bytes of a record's block."""
 
 MAX_SEGMENT_NBYTES = 4 << 30
-"""The largest segment: a bound for reading one file, independent of its blocks."""
+"""The largest segment: a bound for reading a file whose blocks may be damaged."""
 
 MIN_SEGMENT_NBYTES = 3 * BLOCK_NBYTES
 SEGMENT_MAGIC = b"KVGSeg\x01\x93"
@@ -56,19 +56,19 @@ _SEAL = struct.Struct("<Q")
 
 
 class Place(NamedTuple):
-    """Where a record is: the segment's identity and the offset of its block."""
+    """A record's place: the segment's identity and the offset of its block."""
 
     segment: bytes
     offset: int
 
 
 class Record(NamedTuple):
-    """A block that is whole and where it belongs.
+    """A record's block that is intact and at its own place.
 
     Attributes:
-        key: whose value.
+        key: the value's key.
         nbytes: payload length.
-        live: false for one that was removed.
+        live: false for a removed record.
         header: the value's header, 256 bytes.
     """
 
@@ -88,8 +88,8 @@ class SegmentHeader(NamedTuple):
 
     Attributes:
         identity: 16 random bytes.
-        number: as in its name; segments are reclaimed in this order.
-        capacity: bytes of the whole file while it is written to.
+        number: the number in its name; segments are reclaimed in this order.
+        capacity: length of the file while it is written.
     """
 
     identity: bytes
@@ -98,7 +98,7 @@ class SegmentHeader(NamedTuple):
 
 
 def gap(nbytes: int) -> Record:
-    """A record in front of `nbytes` empty bytes, whole blocks."""
+    """A removed record that covers `nbytes` bytes, in whole blocks."""
     return Record(bytes(KEY_NBYTES), nbytes - BLOCK_NBYTES, False, bytes(HEADER_NBYTES))
 
 
@@ -117,7 +117,7 @@ def encode_record(place: Place, record: Record) -> bytes:
 
 
 def read_record(block: bytes | memoryview, place: Place) -> Record | None:
-    """The record in a block; None if it is damaged, or was not written for this place."""
+    """The record in a block; None if it is damaged or was written for another place."""
     size = _RECORD.size + HEADER_NBYTES
     if not _is_whole(block, size):
         return None
@@ -133,7 +133,7 @@ def encode_segment(header: SegmentHeader) -> bytes:
 
 
 def read_segment(block: bytes | memoryview) -> SegmentHeader | None:
-    """The header in a segment's first block; None if it is none of ours, or damaged."""
+    """The header in a segment's first block; None if it is damaged or not a segment's."""
     if len(block) < BLOCK_NBYTES or not _is_whole(block, _SEGMENT.size):
         return None
     magic, version, _, *rest = _SEGMENT.unpack_from(block)

@@ -1,26 +1,26 @@
-"""A segment: a preallocated file that one process writes from its start to its end.
+"""A segment: a preallocated file that one process writes from start to end.
 
     created ─► active: locked by its writer, full length ─► sealed: cut to its used length, no lock
                           └── the writer ended: the next holder of the lock scans it and seals it
 
-A writer has more than one of them active while writes to full ones are on their way.
+A writer has several active segments while writes to full ones are in flight.
 
-Bytes are locked while they are written, and so is the first block as long as the writer runs: a
-record's block may be there before the payload behind it is, and no other process takes the record
-in until all of it is written. A writer that ended may have left such a record, so the process that
-scans its segment under the lock reads the payloads too, while others wait.
+Bytes are locked while they are written, and the first block as long as the writer runs. A record's
+block may be on the disk before its payload, so no other process adds the record until all of it is
+written. A writer that ended may have left such a record, so the process that scans its segment
+under the lock reads the payloads too, while others wait.
 
-The records of a failed write are marked removed. A writer that ended may have left nothing in front
-of whole records; then a gap stands there, a record that was written as removed.
+The records of a failed write are marked removed. Missing bytes in front of whole records become a
+gap, which is a record that was written as removed.
 
-A place in a sealed segment keeps its beginning and its end, so that another process which knows it
-can write a record over the one there. If damage hides where places were, then a process that writes
-there says before that its new places may be others' old ones in part; see `SharedHints`.
+A place in a sealed segment keeps its bounds, so that every process that knows it can overwrite its
+record. If damage hides the bounds, a process that makes new places there first announces that they
+may overlap old ones; see `SharedHints`.
 
 Two operations change written data. Removing a record overwrites its block. Reclaiming a segment
-makes the next one of its blocks, which are faster to write over than new ones: the file is renamed
-first and then gets another identity, so that no process takes old records for new ones. A reader
-that finds the name unchanged after a read has read the old data.
+reuses its blocks for the next one, because overwriting is faster than new blocks. The file is
+renamed first and then gets another identity, so that no process takes old records for new ones. If
+the name is unchanged after a read, the data is the old segment's.
 """
 
 from __future__ import annotations
@@ -62,13 +62,13 @@ __all__ = ["SUFFIX", "Opener", "Segment", "segment_path"]
 
 SUFFIX = ".kvseg"
 NOT_OURS = frozenset({errno.EACCES, errno.EPERM})
-"""Errors of opening a file of somebody else."""
+"""Errors of opening another process's file."""
 
 Opener = Callable[[Path, int], DiskFile]
 """Opens a file of the directory, with further flags of `os.open`."""
 
 CHUNK_NBYTES = 1 << 20
-"""Read at once while looking for the next record behind damage."""
+"""Bytes per read while searching for the next record behind damage."""
 
 RETRY_BACKOFF = 20
 """After a read error, wait this multiple of the failed read's duration before retrying."""
@@ -80,15 +80,15 @@ class Segment:
     Attributes:
         file: the open file.
         header: the content of its first block.
-        tail: end of the records known here, and of the places for those on their way.
-        coming: offsets of those places.
-        sealed: no process will append.
-        mine: this process appends.
-        unreadable: the last read at `tail` failed.
-        places: by offset, of the records that were found or written here.
-        holes: from where to where damage hides the records that were there.
-        layout: that of `SharedHints` when it was read; -1 before.
-        n_written_over: places of it that this process writes over just now.
+        tail: end of the known records, and of the places for records that are being written.
+        coming: offsets of places whose records are being written.
+        sealed: whether no process will append.
+        mine: whether this process appends.
+        unreadable: whether the last read at `tail` failed.
+        places: places by offset, of records that were found or written here.
+        holes: ranges in which damage hides the records.
+        layout: its layout in `SharedHints` when it was read; -1 before.
+        n_written_over: its places that this process is overwriting.
     """
 
     __slots__ = (
@@ -123,7 +123,7 @@ class Segment:
 
     @classmethod
     def create(cls, opener: Opener, directory: Path, number: int, capacity: int) -> Segment:
-        """A new segment that this process appends to; visible only when it is complete.
+        """Create a segment that this process appends to; it is visible once it is complete.
 
         Raises:
             OSError: no room, or the directory cannot be written.
@@ -133,7 +133,7 @@ class Segment:
 
     @classmethod
     def reuse(cls, opener: Opener, old: Segment, number: int, capacity: int) -> Segment:
-        """A new segment in place of one that nobody writes to; under its and the directory's lock.
+        """Turn a segment without a writer into a new one; under its lock and the directory's.
 
         Raises:
             OSError: as for `create`; the old segment is gone then.
@@ -170,7 +170,7 @@ class Segment:
 
     @classmethod
     def open(cls, opener: Opener, path: Path, number: int) -> Segment | None:
-        """A segment that is there; None if the file is none, another one's copy or unreadable.
+        """Open an existing segment; None if it is no segment, another one's copy or unreadable.
 
         Raises:
             FileNotFoundError: it is gone.
@@ -193,7 +193,7 @@ class Segment:
         if header is not None and header.number == number:
             return cls(file, header)
         file.let_go()
-        if file.is_gone:  # reclaimed since, and another's now
+        if file.is_gone:  # reclaimed, and another segment now
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
         return None
 
@@ -202,10 +202,10 @@ class Segment:
         return Place(self.header.identity, offset)
 
     def read(self, offset: int, *, end: int) -> Record | None:
-        """The record at an offset; None if there is no whole one that ends by `end`.
+        """The record at an offset; None if no whole record there ends by `end`.
 
         Raises:
-            OSError: the disk does not give it.
+            OSError: it cannot be read.
         """
         try:
             record = read_record(self.file.block(offset), self.place(offset))
@@ -214,7 +214,7 @@ class Segment:
         return record if record is not None and offset + record.size <= end else None
 
     def rewind(self) -> None:
-        """Let `news` begin from the start again, at once; for a segment without places."""
+        """Let `news` read from the start again, at once; for a segment without places."""
         self.tail = BLOCK_NBYTES
         self.holes = []
         self.sealed = False
@@ -222,14 +222,14 @@ class Segment:
         self._retry_at = 0.0
 
     def news(self) -> Iterator[tuple[int, Record]]:
-        """Records behind `tail`, with their offsets, up to the first one not wholly written.
+        """Records behind `tail`, with their offsets, up to the first unfinished one.
 
         A segment without a writer is read to its end, past damaged records, and sealed. A read
-        error ends it too, changes nothing, and the read is tried again the next time.
+        error ends it too; the next call tries that read again.
 
         Raises:
             FileNotFoundError: it is gone.
-            OSError: the disk failed, and not only here.
+            OSError: the whole disk failed, not only this place.
         """
         if self.mine or self.sealed or time.monotonic() < self._retry_at:
             return
@@ -253,7 +253,7 @@ class Segment:
             self.sealed = True
         elif self.file.try_lock():
             try:
-                if self.file.is_gone:  # reused, perhaps; its content is another's
+                if self.file.is_gone:  # perhaps reused; its content is another segment's
                     return
                 end = self._end()
                 if end < self.header.capacity:  # sealed before it was locked
@@ -268,11 +268,11 @@ class Segment:
             yield from self._written(end)
 
     def _end(self) -> int:
-        """Bytes to look at; data behind its capacity is not a segment's, and may be endless."""
+        """Bytes to read; data behind its capacity is not the segment's, and may be very long."""
         return min(self.file.size, self.header.capacity)
 
     def _rest(self, end: int) -> Iterator[tuple[int, Record]]:
-        """All records behind `tail`, past damaged ones."""
+        """All records behind `tail`, beyond damaged ones."""
         while self.tail < end:
             record = self.read(self.tail, end=end)
             if record is None:
@@ -285,7 +285,7 @@ class Segment:
                 self.tail += record.size
 
     def _sealed(self, end: int) -> Iterator[tuple[int, Record]]:
-        """All records behind `tail`, past damage, up to the end: where a sealed segment was cut."""
+        """All records behind `tail`, beyond damage, up to the end of the sealed segment."""
         known = self.tail
         for offset, record in self._rest(end):
             self.add_hole(known, offset)
@@ -294,13 +294,13 @@ class Segment:
         self.add_hole(known, end)
 
     def add_hole(self, start: int, end: int) -> None:
-        """Note whole blocks without a record that can be read, if there are any."""
+        """Note a range of whole blocks without a readable record, if it is not empty."""
         nbytes = (end - start) // BLOCK_NBYTES * BLOCK_NBYTES
         if nbytes:
             self.holes.append((start, start + nbytes))
 
     def _recover_unfinished(self, end: int) -> Iterator[tuple[int, Record]]:
-        """Whole records behind `tail`; torn ones are removed, missing ones become gaps."""
+        """Whole records behind `tail`; marks torn ones removed and turns missing ones into gaps."""
         known = self.tail
         for offset, record in self._rest(end):
             if offset > known:
@@ -325,9 +325,9 @@ class Segment:
             self.tail += record.size
 
     def walk(self) -> Iterator[tuple[int, int, Record | None]]:
-        """All records there are now: from where to where each is, and None where none can be read.
+        """All current records with their ranges; None as the record of a damaged range.
 
-        A sealed segment was cut behind its last record, so data behind that is damage too.
+        A sealed segment ends with its last record, so data behind that is damage too.
         """
         end = self._end()
         if not self.sealed or end == self.header.capacity:
@@ -348,7 +348,7 @@ class Segment:
             return None
 
     def _behind(self, offset: int, end: int) -> int:
-        """Where the next record begins that can be found behind a block that is none."""
+        """Offset of the next record behind a block that is no record's."""
         try:
             return self.next_record(offset + BLOCK_NBYTES, end) or end
         except OSError as error:
@@ -357,10 +357,10 @@ class Segment:
             return end
 
     def next_record(self, offset: int, end: int) -> int | None:
-        """Where the first record's block is from an offset on; None if there is none.
+        """Offset of the first record at or behind an offset; None if there is none.
 
         Raises:
-            OSError: the disk does not give it.
+            OSError: it cannot be read.
         """
         memory = aligned(CHUNK_NBYTES)
         while (data := self.file.data_from(offset)) is not None and data < end:
@@ -382,9 +382,10 @@ class Segment:
 
     @contextmanager
     def appending(self, records: Sequence[Record]) -> Iterator[int]:
-        """The place at the tail, to be written meanwhile; if that fails all of it is removed.
+        """Yield the place at the tail while it is written; if that fails, its records are removed.
 
-        The place is not used again: a process that took in a record of it may remove it late.
+        After a failure the place is not reused: a process that read a record of it may remove that
+            late.
         """
         nbytes = sum(record.size for record in records)
         offset = self.tail
@@ -406,12 +407,12 @@ class Segment:
             offset += record.size
 
     def mark_removed(self, offset: int, record: Record) -> None:
-        """Mark a record removed, for everybody."""
+        """Mark a record removed, for all processes."""
         dead = record._replace(live=False)
         self.file.write_block(encode_record(self.place(offset), dead), offset)
 
     def make_place(self, offset: int, nbytes: int) -> None:
-        """Write a gap over damage, so that all who read the segment find the same places.
+        """Write a gap over damage, so that all processes find the same places.
 
         Raises:
             OSError: the disk failed.
@@ -419,9 +420,9 @@ class Segment:
         self.file.write_block(encode_record(self.place(offset), gap(nbytes)), offset)
 
     def seal(self) -> None:
-        """Append no more; give back the unused rest.
+        """Stop appending; give back the unused rest.
 
-        A segment that could not be cut is cut at its next opening, like an ended writer's.
+        A segment that could not be truncated is truncated at its next opening.
         """
         self.sealed, self.mine = True, False
         try:
@@ -431,7 +432,7 @@ class Segment:
             self.file.unlock()
 
     def unlink(self) -> None:
-        """Take its name away, if that is still its own; under the directory's lock."""
+        """Unlink its file, if the name is still its own; under the directory's lock."""
         if not self.file.is_gone:
             self.file.path.unlink()
 

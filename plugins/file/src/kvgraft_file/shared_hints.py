@@ -5,12 +5,12 @@
        524,288  16 x 1 Mi    uses: 8 bytes of a key and the time of its last use, by its hash
     17,301,504   8 x 4,096   layouts: one per segment, by a hash
 
-A stamp changes when a place is written over: it is odd meanwhile and even afterwards. A process
-whose copy of a stamp differs looks at the place again. A layout changes when a place is made where
-damage hid the ones before: places that others know there may begin and end elsewhere. A process
-whose copy differs reads the segment anew. Everything here may be lost, stale or damaged: records
-are checked wherever they are read, so that a wrong hint costs a look, or a page that is evicted too
-early. The file has holes where nothing was written.
+A stamp changes when a place is overwritten: it is odd meanwhile and even afterwards. A process
+whose copy of a stamp differs reads the place again. A layout changes when a place is made in a
+damaged range: places that other processes know there may have other bounds. A process whose copy
+differs reads the segment anew. All hints may be lost, stale or damaged. Records are verified
+whenever they are read, so a wrong hint costs a read, or a page that is evicted too early. The file
+is sparse.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ N_STAMPS = 1 << 16
 N_USES = 1 << 20
 N_LAYOUTS = 1 << 12
 MOST_NS = 1 << 62
-"""A time behind this one, in a hundred years, is damage."""
+"""Times later than this, in a hundred years, are damage."""
 MANY = 8
-"""Each read lets another thread run: many small ones cost threads far more than one long one."""
+"""From this many stamps on, one read of all is cheaper: each read may switch threads."""
 _STAMP = struct.Struct("<Q")
 _USE = struct.Struct("<8sQ")
 _USES_AT = N_STAMPS * _STAMP.size
@@ -47,10 +47,10 @@ _MASK = (1 << 64) - 1
 
 
 class SharedHints:
-    """The hints, read and written in place; a file that cannot be used has none.
+    """The hints, read and written in place; without a usable file there are none.
 
     Args:
-        directory: the store's.
+        directory: the store's directory.
 
     Attributes:
         seen: this process's copy of the stamps, uint64 `[N_STAMPS]`.
@@ -65,18 +65,18 @@ class SharedHints:
         self.seen = self.stamps()
 
     def now(self, n: int = 1) -> int:
-        """The first of `n` times, in nanoseconds, which are later than all before."""
+        """The first of `n` new times, in nanoseconds, later than all before."""
         first = max(time.time_ns(), self._last + 1)
         self._last = first + n
         return first
 
     def begin_behind(self, used: int) -> None:
-        """Let times be later than a use, also where the clock was set back since it was noted."""
+        """Make new times later than a recorded use, even if the clock was set back."""
         self._last = max(self._last, min(used, MOST_NS))
 
     @staticmethod
     def slot(segment: int, offset: int) -> int:
-        """The stamp of a place."""
+        """Index of a place's stamp."""
         mixed = (segment ^ offset * _MIX) * _MIX & _MASK
         return mixed >> 48
 
@@ -100,7 +100,7 @@ class SharedHints:
         return int.from_bytes(self._read(_STAMP.size, slot * _STAMP.size), "little")
 
     def stamps_of(self, slots: Sequence[int]) -> list[int]:
-        """Some stamps as they are now: few one by one, more with all others in one read."""
+        """Current values of some stamps: a few are read one by one, more by one read of all."""
         if self._fd < 0 or len(slots) < MANY:
             return [self.stamp(slot) for slot in slots]
         if not hasattr(self._room, "stamps"):
@@ -114,11 +114,11 @@ class SharedHints:
         return found
 
     def begin(self, slot: int) -> None:
-        """A place is about to be written over."""
+        """A place is about to be overwritten."""
         self._set_stamp(slot, time.time_ns() | 1)
 
     def end(self, slot: int) -> None:
-        """A place was written over, or removed."""
+        """A place was overwritten or removed."""
         self._set_stamp(slot, (time.time_ns() | 1) + 1)
 
     def layouts(self) -> npt.NDArray[np.uint64]:
@@ -127,7 +127,7 @@ class SharedHints:
 
     @staticmethod
     def layout_slot(segment: int) -> int:
-        """The number of a segment's layout."""
+        """Index of a segment's layout."""
         return (segment * _MIX & _MASK) >> 52
 
     def layout(self, segment: int) -> int:
@@ -136,7 +136,7 @@ class SharedHints:
         return int.from_bytes(self._read(_STAMP.size, offset), "little")
 
     def change_layout(self, segment: int) -> int:
-        """A place is about to be made in a segment, or was; the layout from now on."""
+        """Note that a place is about to be made in a segment, or was made; the new layout."""
         changed = max(time.time_ns(), self.layout(segment) + 1) & _MASK
         if self._fd >= 0:
             with suppress(OSError):
@@ -145,12 +145,12 @@ class SharedHints:
         return self.layout(segment)
 
     def last_use(self, key: bytes) -> int:
-        """When a key was last used, as far as any process noted it; 0 where none did."""
+        """The last recorded use of a key, by any process; 0 if there is none."""
         tag, used = _USE.unpack(self._read(_USE.size, _place(key)))
         return int(used) if tag == key[:8] else 0
 
     def note(self, uses: Mapping[bytes, int]) -> None:
-        """Write down uses, a microsecond each."""
+        """Record uses; takes a microsecond each."""
         if self._fd < 0:
             return
         with suppress(OSError):

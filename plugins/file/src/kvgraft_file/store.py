@@ -39,20 +39,20 @@ from kvgraft_storage import (
 __all__ = ["FileBackend"]
 
 RUN_NBYTES = 16 << 20
-"""Most that one read takes in."""
+"""Most bytes of one read."""
 
 BATCH_SET_NBYTES = 2 << 20
-"""Payload of one write: its bytes are still in the processor's cache after the checksum."""
+"""Payload bytes of one write: they are still in the CPU's cache after the checksum."""
 
 BATCH_GET_NBYTES = 8 << 20
-"""Payload of one read: another one is on its way while this one is checked."""
+"""Payload bytes of one read: the next read runs while this one is verified."""
 
 LOCK_S = 10.0
 """Longest wait for the directory's lock in calls without a deadline."""
 
 
 class _Wanted(NamedTuple):
-    """A key that is to be read."""
+    """A key to read."""
 
     number: int
     key: bytes
@@ -71,7 +71,7 @@ class FileBackend(StorageBackend):
         clock: monotonic, in seconds.
 
     Attributes:
-        capacity_nbytes: as `stats` gives it; None where only other processes know it.
+        capacity_nbytes: as in `stats`; None if only other processes know it.
 
     Raises:
         ConfigError: a directory that is missing or cannot be written to; too few file descriptors.
@@ -169,13 +169,13 @@ class FileBackend(StorageBackend):
     # -- without asking the disk
 
     def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
-        """Per key, whether a record of it is known; None if not, and others may have stored it."""
-        entries = self._catalog.entries  # looking a key up needs no lock, and does not wait for one
+        """Per key, whether its record is known; None if another process may have stored it."""
+        entries = self._catalog.entries  # a lookup needs no lock
         fresh = self._clock() - self._refreshed < self.options.refresh_s
         return [True if key in entries else False if fresh else None for key in keys]
 
     def observe(self, events: EventLog) -> None:
-        """Log the keys that this process comes to know and to lose, of any writer."""
+        """Log the keys whose records this process adds and drops, of any writer."""
         self._catalog.events = events
 
     # -- calls
@@ -183,7 +183,7 @@ class FileBackend(StorageBackend):
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
         """Per key, whether this process knows a record of it.
 
-        The caller may rely on it: `flush` makes it durable, for any writer.
+        `flush` makes the record durable, whichever process wrote it.
         """
         self._look_for(keys)
         with self._lock:
@@ -196,15 +196,15 @@ class FileBackend(StorageBackend):
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Read records, neighbours at once; payloads are for the caller to verify."""
+        """Read records, adjacent ones by one read; the caller verifies the payloads."""
         end = self._clock() + deadline_s
         self._look_for(keys)
         statuses = [Status.MISS] * len(keys)
-        entries = self._catalog.entries  # looking a key up needs no lock
+        entries = self._catalog.entries  # a lookup needs no lock
         known = [each for each in map(entries.get, keys) if each is not None]
         if not self._catalog.is_current(known):
             with self._lock:
-                if not self._catalog.is_current(known):  # no other thread looked meanwhile
+                if not self._catalog.is_current(known):  # no other thread has refreshed meanwhile
                     self._refresh()
         with self._lock:
             wanted = []
@@ -227,7 +227,7 @@ class FileBackend(StorageBackend):
         stamps = self._catalog.hints.stamps_of([each.entry.slot for each in wanted])
         for each, stamp in zip(wanted, stamps):
             if stamp != each.stamp or layouts[each.entry.segment] != each.layout:
-                statuses[each.number] = Status.MISS  # written over meanwhile
+                statuses[each.number] = Status.MISS  # overwritten meanwhile
         with self._lock:
             read = [key for key, status in zip(keys, statuses) if status is Status.OK]
             self._catalog.use(read[::-1])
@@ -237,7 +237,7 @@ class FileBackend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Append records, those that fit into one segment at once; existing ones are kept."""
+        """Append records, by one write per segment; existing ones are kept."""
         end = self._clock() + deadline_s
         if not self._writing.acquire(timeout=max(0.0, deadline_s)):
             return [Status.TIMEOUT] * len(keys)
@@ -250,7 +250,7 @@ class FileBackend(StorageBackend):
             self._writing.release()
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Note a use of records; other processes hear of it in a second or so."""
+        """Record a use; other processes see it after about a second."""
         with self._lock:
             self._expect_open()
             self._catalog.use(keys)
@@ -272,9 +272,9 @@ class FileBackend(StorageBackend):
         return statuses
 
     def clear(self) -> None:
-        """Remove all segments, those of other processes too, which begin new ones.
+        """Remove all segments, other processes' too; these begin new ones.
 
-        So it does with files that are only named like one: their first blocks may be damaged.
+        It also removes files with a segment's name whose first block may be damaged.
         """
         with self._writing:
             self._expect_open()
@@ -295,7 +295,7 @@ class FileBackend(StorageBackend):
             self._directory.sync()
 
     def flush(self) -> None:
-        """`fdatasync` of every segment that got records, or had them already, since the last."""
+        """`fdatasync` every segment that got records, or already had them, since the last flush."""
         self._expect_open()
         self._flush()
 
@@ -382,9 +382,9 @@ class FileBackend(StorageBackend):
             raise ConfigError(f"storage 'file': {self.path} was closed; open it again")
 
     def _look_for(self, keys: Sequence[bytes]) -> None:
-        """Take in others' records, if a key is not known and it was not done just now."""
+        """Read other processes' records if a key is unknown and the last refresh is old enough."""
         self._expect_open()
-        if all(map(self._catalog.entries.__contains__, keys)):  # which needs no lock
+        if all(map(self._catalog.entries.__contains__, keys)):  # this needs no lock
             return
         with self._lock:
             if self._clock() - self._refreshed >= self.options.refresh_s:
@@ -405,7 +405,7 @@ class FileBackend(StorageBackend):
                     self._kill_one(key, entry)
 
     def _kill_one(self, key: bytes, entry: Entry) -> None:
-        """Mark a record removed, unless another one is there now, or its segment is gone."""
+        """Mark a record removed, unless the place has another one now or its segment is gone."""
         segment = entry.segment
         if not segment.file.try_mark(entry.offset, entry.size):
             return
@@ -423,20 +423,20 @@ class FileBackend(StorageBackend):
             segment.file.unmark(entry.offset, entry.size)
 
     def _is_place(self, entry: Entry) -> bool:
-        """Whether a place is still one; else other processes' records may cover it."""
+        """Whether a place still exists; else other processes' records may cover it."""
         with self._lock:
             mine = entry.segment.places.get(entry.offset) is entry
             return mine and self._catalog.is_current([entry])
 
     def _read(self, segment: Segment, wanted: Sequence[_Wanted], end: float) -> list[Status]:
-        """Read records of one segment, in the order in which they stand there."""
+        """Read records of one segment, ordered by offset."""
         statuses = []
         try:
             with segment.file as file:
                 for run in _runs(wanted):
                     late = self._clock() >= end
                     statuses += [Status.TIMEOUT] * len(run) if late else self._read_run(run)
-                if not file.is_gone:  # else the data read may be its successor's
+                if not file.is_gone:  # else the data may be the next segment's
                     return statuses
         except FileNotFoundError:
             pass
@@ -467,7 +467,7 @@ class FileBackend(StorageBackend):
 
 
 def _by_segment(wanted: Iterable[_Wanted]) -> dict[Segment, list[_Wanted]]:
-    """Keys by their segment, in the order in which they stand there."""
+    """Keys by segment, ordered by offset."""
     found: dict[Segment, list[_Wanted]] = {}
     for each in wanted:
         found.setdefault(each.entry.segment, []).append(each)
@@ -477,7 +477,7 @@ def _by_segment(wanted: Iterable[_Wanted]) -> dict[Segment, list[_Wanted]]:
 
 
 def _runs(wanted: Sequence[_Wanted]) -> Iterator[list[_Wanted]]:
-    """Neighbours in a segment, to be read at once."""
+    """Runs of adjacent records, each for one read."""
     run: list[_Wanted] = []
     nbytes = 0
     for each in wanted:

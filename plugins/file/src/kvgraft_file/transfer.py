@@ -1,6 +1,6 @@
 """Reads and writes of records, as pieces of block-aligned memory.
 
-Memory that starts at a block is read and written as it is; other memory goes through a copy.
+Block-aligned memory is read and written directly; other memory goes through a copy.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ __all__ = [
 ]
 
 CHUNK_NBYTES = 1 << 20
-"""Read at once while checking a payload that nobody asked for."""
+"""Bytes per read while a payload is only verified."""
 
 SCRATCH_NBYTES = 2 << 20
-"""Memory that a thread keeps: the blocks of 512 records, or payloads that go through a copy."""
+"""Bytes of memory that a thread keeps: blocks of 512 records, or payloads that are copied."""
 
 
 HOLES_FROM_NBYTES = 64 << 20
 HOLES_SHARE = 64
-"""A longer payload is not read where less than one part in so many of it is on the disk.
+"""A longer payload is not read if less than 1 / n of it is allocated on the disk.
 
 File systems that compress store less than was written, but not so much less.
 """
@@ -62,11 +62,11 @@ File systems that compress store less than was written, but not so much less.
 
 Parts = Sequence[memoryview]
 Cut = memoryview | list[memoryview]
-"""Memory that direct I/O can use as it is, or memory that goes through a copy."""
+"""Memory that direct I/O can use directly, or that goes through a copy."""
 
 
 def _cut(parts: Parts) -> list[Cut]:
-    """A payload's memory in runs; all of them but the last are whole blocks."""
+    """Split a payload's memory into runs; all but the last are whole blocks."""
     if len(parts) == 1 and len(parts[0]) and is_aligned(parts[0]):
         return [parts[0]]
     cuts: list[Cut] = []
@@ -90,12 +90,12 @@ def _cut(parts: Parts) -> list[Cut]:
 
 
 class Scratch(threading.local):
-    """Aligned memory of each thread, kept for its next call: mapping costs 10 µs and more."""
+    """Aligned memory per thread, kept for its next call: mapping takes 10 µs and more."""
 
     memory: memoryview = memoryview(b"")
 
     def __call__(self, nbytes: int) -> memoryview:
-        """At least so many bytes, of any content."""
+        """At least so many bytes, uninitialized."""
         if len(self.memory) < nbytes:
             if nbytes > SCRATCH_NBYTES:
                 return aligned(nbytes)
@@ -106,7 +106,7 @@ class Scratch(threading.local):
 def _room(
     payloads: Iterable[Sequence[Cut]], memory_of: Callable[[int], memoryview]
 ) -> Iterator[memoryview]:
-    """Aligned memory, piece by piece: a block for each record, and all that goes through a copy."""
+    """Hands out aligned memory: a block for each record, and room for copied payloads."""
     sizes = []
     for cuts in payloads:
         copied = (sum(map(len, cut)) for cut in cuts if isinstance(cut, list))
@@ -120,7 +120,7 @@ def _room(
 def outgoing(
     place: Place, records: Sequence[Record], payloads: Sequence[Parts]
 ) -> list[memoryview]:
-    """Records with their payloads, as they stand one behind the other from a place on."""
+    """Records with their payloads as consecutive bytes from a place on."""
     cuts = [_cut(parts) for parts in payloads]
     room = _room(cuts, aligned)  # its padding is zero
     pieces = []
@@ -141,7 +141,7 @@ def outgoing(
 
 
 class Incoming:
-    """A value on its way from a record."""
+    """A value that is being read from a record."""
 
     __slots__ = ("_block", "_copied", "_value", "pieces")
 
@@ -162,13 +162,13 @@ class Incoming:
     def of(
         cls, values: Sequence[Value], memory_of: Callable[[int], memoryview] = aligned
     ) -> list[Incoming]:
-        """Values to be read; further memory for them is allocated once."""
+        """Values to read; their additional memory is allocated once."""
         cuts = [_cut(value.parts) for value in values]
         room = _room(cuts, memory_of)
         return [cls(value, mine, room) for value, mine in zip(values, cuts)]
 
     def finish(self, key: bytes, place: Place) -> Status:
-        """Fill the value from the bytes read; the payload is for the caller to verify."""
+        """Fill the value from the bytes read; the caller verifies the payload."""
         record = read_record(self._block, place)
         if record is None:
             return Status.CORRUPT
@@ -184,9 +184,9 @@ class Incoming:
 
 
 def is_whole(file: DiskFile, place: Place, record: Record) -> bool:
-    """Whether all of a record was written, as far as its value's header says.
+    """Whether a record is complete, according to its value's header.
 
-    A header of another format, or none of ours, says nothing; then it counts as whole.
+    A header of an unknown format says nothing; then the record counts as complete.
 
     Raises:
         OSError: the disk does not give it.
@@ -198,7 +198,7 @@ def is_whole(file: DiskFile, place: Place, record: Record) -> bool:
 
 
 def read_value(file: DiskFile, place: Place, record: Record) -> Value | None:
-    """A record's value; None where the file ends before it does, or it was removed since."""
+    """A record's value; None if the file ends before it, or it was removed meanwhile."""
     payload = aligned(record.nbytes)[: record.nbytes]
     value = Value(memoryview(bytearray(HEADER_NBYTES)), payload)
     (incoming,) = Incoming.of([value])
@@ -210,7 +210,7 @@ def read_value(file: DiskFile, place: Place, record: Record) -> Value | None:
 
 
 def intact_value(file: DiskFile, place: Place, key: bytes, nbytes: int) -> Value | None:
-    """A record's value; None where it is damaged, or the disk does not give it."""
+    """A record's value; None if it is damaged or cannot be read."""
     try:
         value = read_value(file, place, Record(key, nbytes, True, bytes(HEADER_NBYTES)))
     except OSError as error:
@@ -223,7 +223,7 @@ def intact_value(file: DiskFile, place: Place, key: bytes, nbytes: int) -> Value
 
 
 def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
-    """The fault of a record's payload; None if it has none, or was removed since.
+    """The fault of a record's payload; None without one, or if it was removed meanwhile.
 
     Raises:
         OSError: the disk failed, and not only here.
@@ -245,7 +245,7 @@ def damage_at(file: DiskFile, place: Place, record: Record) -> str | None:
 
 
 def _payload_fault(file: DiskFile, place: Place, record: Record, header: Header) -> str | None:
-    """The fault of a payload, read in pieces, because a record can claim any length."""
+    """The fault of a payload; reads in pieces, because a record can claim any length."""
     if header.nbytes != record.nbytes:
         return f"payload has {record.nbytes} bytes, its header says {header.nbytes}"
     if record.nbytes > HOLES_FROM_NBYTES and record.nbytes > HOLES_SHARE * file.allocated:
@@ -280,7 +280,7 @@ def read_header(file: DiskFile) -> SegmentHeader | None:
 
 
 def has_header(file: DiskFile, header: SegmentHeader) -> bool:
-    """Whether a file begins as it did; if the disk does not give that, its name has to do."""
+    """Whether a file still begins with this header; if it cannot be read, the name decides."""
     try:
         return read_header(file) == header
     except OSError as error:

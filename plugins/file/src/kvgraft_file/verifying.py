@@ -11,11 +11,11 @@ __all__ = ["verify_segment"]
 
 
 def verify_segment(segment: Segment, hints: SharedHints) -> VerifyReport:
-    """Every record that was not removed, checked to its last byte.
+    """Verify every live record to its last byte.
 
     Raises:
         FileNotFoundError: it is gone.
-        OSError: the disk failed, and not only in places.
+        OSError: the whole disk failed, not only some places.
     """
     with segment.file:
         return _verify(segment, hints)

@@ -27,28 +27,28 @@ CLAIMED_AT_ONCE = 8
 """Segments locked at a time to make room: each takes a file descriptor."""
 
 REPLACED_AT_ONCE_NBYTES = 16 << 20
-"""Bytes of records that wait to be written over others."""
+"""Most bytes of records that wait for one overwrite."""
 
 LEFT_ALONE = 2
 LEFT_ALONE_S = 10.0
-"""So many places that the disk does not write are left alone in so many seconds.
+"""At most so many failed places are put last in so many seconds.
 
-More than these are tried again at once: a disk that fails everywhere costs no more records.
+Others are tried again at once, so a disk that fails everywhere loses no more records.
 """
 
 FULL_S = 1.0
-"""Seconds for which a store that had no room for a segment is not asked for one again."""
+"""Seconds between two tries to allocate a segment on a full disk."""
 
 CARRIED_SHARE = 2
-"""A reclaim carries at most one part in so many of a segment over."""
+"""A reclaim carries over at most 1 / n of a segment."""
 
 
 class _Replacing(NamedTuple):
-    """A record that is to be written over another one.
+    """A record that overwrites another one.
 
     Attributes:
-        place: where; taken.
-        numbers: of the keys of the call that it is for.
+        place: its place, which is taken.
+        numbers: indices of its keys in the call.
     """
 
     place: Entry
@@ -62,35 +62,35 @@ class _Replacing(NamedTuple):
         return Record(self.key, self.value.nbytes, True, bytes(self.value.header))
 
     def follows(self, other: _Replacing) -> bool:
-        """Whether this one is right behind another one."""
+        """Whether it is adjacent to another one."""
         behind = other.place.offset + other.place.size
         return self.place.segment is other.place.segment and self.place.offset == behind
 
 
 class Writer:
-    """The process's own segment, and the segments that make room for it.
+    """Appends to the process's own segment, and makes room.
 
-    A segment that is full is left at once, so that the disk always has something to write, and
-    sealed when the last write to it has ended.
+    A full segment is left at once, so that the disk stays busy, and sealed when its last write has
+    ended.
 
-    A store that has no room for another segment writes over the least recently used records of the
-    size it needs, each in its place, by whichever process they were written. Segments as a whole
-    are reclaimed only for records of another size: where there is no place of that size, or those
-    there are were used long after most of another segment. Records of it that were used since they
-    were written are carried over, half a segment at most.
+    A store without room for another segment overwrites the least recently used records of the
+    needed size, each in its place, of any process. Whole segments are reclaimed only for records of
+    another size: if no place has that size, or if all such places were used long after most of
+    another segment. Records of that segment that were used since they were written are carried
+    over, half a segment at most.
 
     Args:
-        directory: where.
+        directory: the store's directory.
         catalog: known records; changed under `lock`.
         lock: guards the catalog.
-        writing: held by the caller; released while the disk works, so that the next write is on
-            its way to it when one ends.
+        writing: held by the caller; released during disk writes, so that the next write is
+            submitted before one ends.
         capacity, segment_nbytes: bytes of all segments, and of one.
-        counters: where to count.
+        counters: counts events.
 
     Attributes:
-        names_unsynced: whether names of segments are to be made durable.
-        closed: nothing is written any more.
+        names_unsynced: whether the directory must be synced.
+        closed: whether writing has ended.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class Writer:
         self._segment_nbytes = segment_nbytes
         self._counters = counters
         self._active: Segment | None = None
-        self._left: set[Segment] = set()  # full, with writes on their way; guarded by `writing`
+        self._left: set[Segment] = set()  # full, with writes in flight; guarded by `writing`
         self._n_left_ended = 0
         self._full_until = 0.0
-        self._n_taken = 0  # places that are being written over
+        self._n_taken = 0  # places that are being overwritten
         self._n_left_alone = 0
         self._left_alone_until = 0.0
         self.names_unsynced = False
@@ -126,8 +126,8 @@ class Writer:
         """Append missing records; a status per key.
 
         Raises:
-            TimeoutError: another process kept the directory's lock for `deadline_s`, or bytes of
-                this process's segment for a second.
+            TimeoutError: another process kept the directory's lock for `deadline_s`, or locked
+                bytes of this process's segment for a second.
             OSError: the disk failed.
         """
         end = time.monotonic() + deadline_s
@@ -177,7 +177,7 @@ class Writer:
 
     @staticmethod
     def _are_enough(replacing: Collection[_Replacing]) -> bool:
-        """Whether so many places wait that they are to be written now; each takes a descriptor."""
+        """Whether to write the waiting places now; each takes a descriptor."""
         if len({each.place.segment for each in replacing}) >= CLAIMED_AT_ONCE:
             return True
         return sum(each.place.size for each in replacing) >= REPLACED_AT_ONCE_NBYTES
@@ -194,14 +194,14 @@ class Writer:
             self._leave()
 
     def abandon(self) -> None:
-        """Append no more; a write still running seals the segment when it ends."""
+        """Stop appending; a running write seals the segment when it ends."""
         active, self._active = self._active, None
         if active is not None:
             self._left.add(active)
             self._seal_if_ended(active)
 
     def let_go(self) -> None:
-        """Drop the active segment: it was cleared, and there is room."""
+        """Drop the active segment after a clear, when there is room."""
         if self._active is not None:
             self._active.file.release()
             self._active = None
@@ -228,10 +228,10 @@ class Writer:
             return True
 
     def _fits(self, pending: int, size: int) -> bool:
-        """Whether a record fits behind those that wait to be written, and leaves a block free.
+        """Whether a record fits behind the waiting ones and leaves a block free.
 
-        A segment that is full to its last byte could not be told from one that nobody sealed.
-        A segment cleared while some wait takes them all the same: they were stored before that.
+        A segment that is full to its last byte would look like one that was never sealed. A segment
+        that is cleared while records wait takes them anyway: they were stored before the clear.
         """
         if not pending and self._active is not None and self._active.file.is_gone:
             self.let_go()
@@ -239,9 +239,9 @@ class Writer:
         return active is not None and active.tail + pending + size < self._segment_nbytes
 
     def _ensure_free(self, size: int, end: float) -> Entry | None:
-        """A place to write over; None where there is room in a segment now, or none at all.
+        """Take a place to overwrite; None if a segment has room now, or if there is no room at all.
 
-        If records carried over leave too little of a new segment, there is one after that.
+        If carried-over records leave too little of a new segment, another one follows.
         """
         self._expect_open()
         while True:
@@ -267,9 +267,9 @@ class Writer:
         return None
 
     def _take(self, size: int) -> Entry | None:
-        """A place of a size to write over, marked and held open: a hole or what was used least.
+        """Take a place of a size, locked and held open: a hole or the least recently used one.
 
-        None where no place of that size can be written over now.
+        None if no place of that size can be overwritten now.
         """
         catalog = self._catalog
         for place in catalog.in_holes(size):
@@ -283,7 +283,7 @@ class Writer:
         return None
 
     def _hold(self, place: Entry) -> bool:
-        """Mark a place, in a segment that stays open, if nobody writes to either now."""
+        """Lock a place, in a segment that stays open, if no process writes to either."""
         segment = place.segment
         if not segment.sealed or segment.header.number in self._catalog.retiring:
             return False
@@ -301,7 +301,7 @@ class Writer:
         return held
 
     def _make(self, place: Entry) -> bool:
-        """Make a place in a hole; if that fails it is held no longer."""
+        """Make a place in a hole; releases the segment if that fails."""
         made = False
         try:
             made = self._catalog.take_hole(place)
@@ -318,7 +318,7 @@ class Writer:
         return place
 
     def _mark(self, place: Entry) -> bool:
-        """Lock a place that is as this process knows it, in a segment that is still there."""
+        """Lock a place if it is unchanged and its segment is still there."""
         file = place.segment.file
         if not file.try_mark(place.offset, place.size):
             return False
@@ -331,9 +331,10 @@ class Writer:
         return current
 
     def _replace(self, replacing: dict[bytes, _Replacing], statuses: list[Status]) -> None:
-        """Write records over others, neighbours at once; none is left in `replacing`.
+        """Overwrite places with records, adjacent ones by one write; empties `replacing`.
 
-        Of one size the first record gets the first place, so that they are read at once, too.
+        Among places of one size the first record gets the first place, so that they are read by one
+        read later.
         """
         places = sorted((each.place for each in replacing.values()), key=_where)
         of_size = {
@@ -350,10 +351,10 @@ class Writer:
                 self._give_back(each.place, None)
 
     def _replace_all(self, left: list[_Replacing], statuses: list[Status]) -> None:
-        """Write records over others; those not tried are left.
+        """Overwrite places with records; records that were not tried stay in the list.
 
         Raises:
-            OSError: the disk failed, and not only at some of the places.
+            OSError: the whole disk failed, not only some of the places.
         """
         n_records, faults = len(left), list[OSError]()
         while left:
@@ -372,7 +373,7 @@ class Writer:
             raise faults[-1]
 
     def _replace_run(self, run: Sequence[_Replacing]) -> list[OSError | None]:
-        """Write neighbours at once, or each alone if one cannot be written; why each was not."""
+        """Write adjacent records by one write, or one by one after a failure; the faults."""
         faults: list[OSError | None] = [OSError("was not written")] * len(run)
         try:
             fault = self._fault(run)
@@ -385,7 +386,7 @@ class Writer:
         return faults
 
     def _fault(self, run: Sequence[_Replacing]) -> OSError | None:
-        """Write neighbours at once; the reason if that fails."""
+        """Write adjacent records by one write; the error if that fails."""
         first = run[0].place
         pieces = outgoing(
             first.segment.place(first.offset),
@@ -399,11 +400,11 @@ class Writer:
         return None
 
     def _settle(self, each: _Replacing, fault: OSError | None) -> None:
-        """Give a place back that was written, or was not.
+        """Give a place back after a write or a failure.
 
-        One that the disk does not write is tried again when all others of its size were used, and
-        so does not keep records from those. Others are tried next, so that a disk that fails
-        everywhere does not cost all other records.
+        A place that failed is tried again after all others of its size, so that it does not block
+        them. If failures are many, places keep their order, so a disk that fails everywhere does
+        not cost all other records.
         """
         place = each.place
         if fault is None:
@@ -417,7 +418,7 @@ class Writer:
                 self._catalog.leave_alone(place)
 
     def _may_leave_alone(self) -> bool:
-        """Count a place that the disk does not write; whether there were few of late."""
+        """Count a failed place; whether there were few recently."""
         now = time.monotonic()
         if now >= self._left_alone_until:
             self._n_left_alone, self._left_alone_until = 0, now + LEFT_ALONE_S
@@ -425,7 +426,7 @@ class Writer:
         return self._n_left_alone <= LEFT_ALONE
 
     def _give_back(self, place: Entry, record: Record | None) -> None:
-        """A place that was taken has a record now, or none."""
+        """Put a taken place back with its record, or empty."""
         segment = place.segment
         with self._lock:
             self._catalog.hints.end(place.slot)
@@ -446,10 +447,10 @@ class Writer:
             raise ConfigError(f"storage 'file': {self._directory.path} was closed; open it again")
 
     def _wait_until(self, ended: Callable[[], bool], end: float) -> None:
-        """Let others write until something has ended.
+        """Release `writing` until a condition holds.
 
         Raises:
-            TimeoutError: it had not at `end`, by the monotonic clock.
+            TimeoutError: it did not hold at `end`, by the monotonic clock.
         """
         if not self._writing.wait_for(ended, _until(end)):
             raise TimeoutError(errno.ETIMEDOUT, "writes to full segments do not end")
@@ -503,7 +504,7 @@ class Writer:
         return self._active is not None and bool(self._active.coming)
 
     def _leave(self) -> None:
-        """Append no more to the active segment; under the directory's lock."""
+        """Stop appending to the active segment; under the directory's lock."""
         active, self._active = self._active, None
         if active is None:
             return
@@ -513,7 +514,7 @@ class Writer:
         self._seal_if_ended(active)
 
     def _seal_if_ended(self, left: Segment) -> None:
-        """Seal a segment that was left, when the last write to it has ended."""
+        """Seal a left segment if its last write has ended."""
         if left.coming:
             return
         self._left.discard(left)
@@ -525,9 +526,9 @@ class Writer:
             left.file.release()
 
     def _roll(self, size: int, end: float, *, carry: bool) -> tuple[bool, Entry | None]:
-        """Begin the next segment, or find a place to write over; whether one began, and the place.
+        """Begin the next segment, or find a place to overwrite; whether one began, and the place.
 
-        With neither there is no room.
+        Without either there is no room.
         """
         with self._directory.locked(_until(end)):
             self._leave()
@@ -556,7 +557,7 @@ class Writer:
         return True, None
 
     def _choose(self, size: int) -> tuple[Segment | None, Entry | None]:
-        """The segment to reclaim first, or a place to write over; neither while there is room."""
+        """The segment to reclaim first, or a place to overwrite; neither while there is room."""
         nbytes = sum(self._catalog.sizes().values())
         if not self._capacity - self._segment_nbytes < nbytes <= self._capacity:
             return None, None
@@ -564,7 +565,7 @@ class Writer:
         return victim, self._take(size) if victim is None else None
 
     def _stale_segment(self, size: int) -> Segment | None:
-        """A segment most of which was used before all records of a size; None if there is none."""
+        """A segment whose records were mostly used before all of a size; None if there is none."""
         oldest = next((each.used for each in self._catalog.shelves.get(size, ()) if each.key), None)
         if oldest is None:
             return None
@@ -590,9 +591,9 @@ class Writer:
         *,
         carry: bool,
     ) -> bool:
-        """Evict segments as needed, and begin a segment, of an evicted one's blocks if any.
+        """Begin a segment; evicts others as needed and reuses the blocks of one.
 
-        Nothing is evicted where that would not make room.
+        Nothing is evicted if that would not make room.
         """
         sizes = self._catalog.sizes()
         surplus = sum(sizes.values()) + self._segment_nbytes - self._capacity
@@ -616,7 +617,7 @@ class Writer:
             if self._create(victims[-1] if victims else None):
                 return True
             if not victims and self._catalog.shelves.get(size):
-                return False  # the disk is full, and something can be written over
+                return False  # the disk is full, and a place can be overwritten
             oldest = self._claim(claims)
             if oldest is None:
                 return False
@@ -624,7 +625,7 @@ class Writer:
             return self._create(oldest)
 
     def _evictable(self, sizes: Mapping[int, int]) -> int:
-        """Bytes that others do not hold, as far as can be told without claiming them."""
+        """Bytes of segments that others do not hold, without claiming them."""
         with self._lock:
             segments = self._catalog.segments.items()
             return sum(sizes.get(number, 0) for number, each in segments if not each.mine)
@@ -632,7 +633,7 @@ class Writer:
     def _discard(
         self, victims: Sequence[Segment], carried: list[tuple[bytes, Value]], *, carry: bool
     ) -> None:
-        """Evict segments whose blocks are not needed."""
+        """Evict segments without reusing their blocks."""
         for victim in victims:
             self._evict(victim, carried, carry=carry)
             victim.unlink()
@@ -641,7 +642,7 @@ class Writer:
         directory, nbytes = self._directory, self._segment_nbytes
         number = directory.free_number()
         with self._lock:
-            self._catalog.retiring.add(number)  # a refresh meanwhile does not open it
+            self._catalog.retiring.add(number)  # so that a concurrent refresh does not open it
         try:
             if old is None:
                 segment = Segment.create(directory.open, directory.path, number, nbytes)
@@ -651,7 +652,7 @@ class Writer:
             if error.errno not in NO_ROOM:
                 raise
             return False
-        segment.file.acquire()  # its locks end when it is closed
+        segment.file.acquire()  # closing it ends its locks
         with self._lock:
             segment.layout = self._catalog.hints.layout(number)
             self._catalog.segments[number] = segment
@@ -660,10 +661,10 @@ class Writer:
         return True
 
     def _claim(self, claims: ExitStack, first: Segment | None = None) -> Segment | None:
-        """Lock the segment that was used least, if nobody writes to it; None if there is none.
+        """Lock the least recently used segment without a writer; None if there is none.
 
-        `first` goes before all others. The segment stays locked, so that nobody takes it for one
-        whose writer died, until its name is gone.
+        `first` is tried first. The segment stays locked until its name is gone, so that no process
+        takes it for one whose writer died.
         """
         with self._lock:
             segments = sorted(self._catalog.segments.values(), key=_mean_use)
@@ -690,7 +691,7 @@ class Writer:
             self._catalog.drop(victim)
 
     def _carry(self, segment: Segment, carried: list[tuple[bytes, Value]]) -> None:
-        """Read the records that get a second chance; damaged ones do not."""
+        """Read the records that get a second chance; damaged ones are left out."""
         room = self._segment_nbytes // CARRIED_SHARE
         room -= sum(BLOCK_NBYTES + round_up(value.nbytes) for _, value in carried)
         with self._lock:
@@ -709,17 +710,17 @@ class Writer:
 
 
 def _until(end: float) -> float:
-    """Seconds that are left."""
+    """Seconds that are left until `end`."""
     return max(0.0, end - time.monotonic())
 
 
 def _where(place: Entry) -> tuple[int, int]:
-    """The number of a place's segment, and the offset there."""
+    """Sort key: the number of a place's segment, and the offset."""
     return place.segment.header.number, place.offset
 
 
 def _mean_use(segment: Segment) -> tuple[float, int]:
-    """When a segment's records were used on the average, empty places never; then its age."""
+    """The mean last use of a segment's records, empty places as never used; then its age."""
     places = segment.places.values()
     mean = sum(place.used for place in places) / len(places) if places else 0.0
     return mean, segment.header.number
