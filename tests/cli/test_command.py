@@ -58,6 +58,24 @@ def test_help_and_lists_import_no_torch() -> None:
     assert [line for line in lines if not line.endswith("imported torch: False")] == []
 
 
+REPLAY_OF_NOTHING = """
+import sys
+from kvgraft_cli import main
+
+sys.argv = ["kvgraft", "replay", "nosuch"]
+try:
+    main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+def test_a_trace_that_is_not_there_is_named_before_torch_is_imported() -> None:
+    done = run(sys.executable, "-c", REPLAY_OF_NOTHING)
+    assert done.stderr == "kvgraft: nosuch: no such file; check the path\n"
+    assert done.stdout == "False\n"
+
+
 def test_version_is_that_of_the_package() -> None:
     assert run_forked(KVGRAFT, "--version").stdout == f"kvgraft, version {kvgraft.__version__}\n"
 

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from kvgraft_testing import working
 from kvgraft_testing.commands import check
 
 
@@ -26,7 +27,7 @@ class Told(io.StringIO):
 
 def test_a_check_in_a_pipe_says_now_and_then_that_it_works(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Told()
-    monkeypatch.setattr(check, "LINE_EVERY_S", 0.001)
+    monkeypatch.setattr(working, "LINE_EVERY_S", 0.001)
     monkeypatch.setattr(sys, "stderr", told)
     with check.shown_working("driving 'full' through the core"):
         assert told.came.wait(10)

@@ -107,6 +107,9 @@ GIVEN_WITH_THE_NAME: dict[tuple[str, ...], str] = {
     ("swa:window=4", "--option", "window=4"): "option 'window' of component 'swa' is given",
     ("swa:window",): "component 'swa:window': 'window' is not OPTION=VALUE; write for",
     (":window=4",): "component ':window=4' has no name; see `kvgraft components`",
+    ("full:n_layers=3,layers=0,2",): "component 'full': option layers=['0', '2']: 2 layers named",
+    ("full:layers=[0, 2],n_layers=3",): "component 'full': option layers=['0', '2']: 2 layers n",
+    ("full:n_layers=2", "--option", "layers=[1]"): "component 'full': option layers=['1']: 1 lay",
 }
 
 
@@ -453,6 +456,44 @@ class TestFull(ComponentContract):
 """,
 }
 """Contract classes with an expectation that is not met; the first drives nothing."""
+
+
+SLOW = {
+    "conftest.py": """
+import os
+from kvgraft_testing import working
+
+working.LINE_EVERY_S = 0.01
+
+def pytest_configure(config):
+    os.dup2(os.open("errors", os.O_CREAT | os.O_RDWR), 2)
+""",
+    "test_contract.py": REPORTED["here"]
+    .replace(
+        "Subject.drive = lambda self, ignored: ",
+        """
+import os
+import time
+
+def drive(self, ignored):
+    while not os.path.getsize("errors"):
+        time.sleep(0.01)
+    return """,
+    )
+    .replace("\nclass TestFull", "\nSubject.drive = drive\n\nclass TestFull"),
+}
+"""A contract class whose state machine goes on until a line is written."""
+
+
+def test_pytest_says_which_clause_takes_long(tmp_path: Path) -> None:
+    for name, text in SLOW.items():
+        (tmp_path / name).write_text(text)
+    options = ["-q", "-p", "no:cacheprovider", "--contract-profile=dev", "-k", "driven"]
+    done = run_forked("-m", "pytest", *options, "-o", "timeout=60", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    said = (tmp_path / "errors").read_text().splitlines()
+    line = r"kvgraft: running test_contract\.py::TestFull::test_clause\[\w+-driven\], \d+ s so far"
+    assert re.fullmatch(line, said[1])
 
 
 @pytest.mark.parametrize("where", ["here", pytest.param("in a process", marks=pytest.mark.long)])

@@ -395,6 +395,8 @@ def test_a_fence_of_the_host_holds_back_its_copy_and_those_behind_it() -> None:
     with pytest.raises(TransferError, match="its fence is not reached; name an event"):
         second.layer_event(0)
     assert not first.wait(0.01)
+    with pytest.raises(TransferError, match=r"layer 2: not done after 0\.01 s; treat the load"):
+        second.wait_layer(2, 0.01)
     fence.set()
     assert second.wait(1)
     assert first.done

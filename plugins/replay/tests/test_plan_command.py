@@ -327,6 +327,15 @@ def test_other_splits_of_the_bytes_are_tried_and_the_best_one_is_taken(planned: 
     assert alike["split"] is None, "tokens are those of each pool"
 
 
+def test_rows_are_in_order_of_the_sizes_asked_for_whatever_their_splits() -> None:
+    sizes = ("--device-tokens", "500MB", "--host-tokens", "2GB,0", "--processes", "2")
+    done = run_forked(
+        *(KVGRAFT, "plan", "--synthetic", "rag", "--requests", "60", *GPT_OSS, *sizes)
+    )
+    hits = done.stdout.partition("Hit rates")[2].partition("Savings")[0].splitlines()
+    assert [line.split()[:2] for line in hits[3:] if line] == [["500MB", "none"], ["500MB", "2GB"]]
+
+
 def test_states_alone_are_planned_in_bytes(planned: Plan) -> None:
     state = "mamba:n_layers=8,n_heads=8,head_dim=32,state_dim=64"
     size = ("--component", state, "--device-tokens", "10MB,60MB", "--no-growth")

@@ -35,6 +35,26 @@ def test_a_model_with_images_is_described_by_its_decoder(tmp_path: Path) -> None
     assert components["full"]["dtype"] == "bfloat16"
 
 
+OTHER_INPUTS: dict[str, dict[str, Any]] = {
+    "mllama_text_model": {"num_hidden_layers": 6, "cross_attention_layers": [1, 4]},
+    "trocr": {"decoder_layers": 2},
+}
+
+
+@pytest.mark.parametrize("model_type", OTHER_INPUTS)
+def test_layers_that_attend_to_an_image_or_an_encoder_are_noted(
+    model_type: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({"model_type": model_type, **OTHER_INPUTS[model_type]}))
+    components_of_config(path)
+    assert f"model_type {model_type!r}: 2 layers attend to other inputs as well" in caplog.text
+    caplog.clear()
+    path.write_text(json.dumps({"model_type": "gpt2", "n_layer": 2}))
+    components_of_config(path)
+    assert not caplog.text
+
+
 REFUSED: dict[str, tuple[str | None, str]] = {
     "no file": (None, "No such file or directory; give a model's config.json"),
     "not JSON": ("{", "not JSON"),

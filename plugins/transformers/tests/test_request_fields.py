@@ -260,6 +260,7 @@ def test_a_field_that_is_not_served_is_named_with_advice(
 def test_a_route_that_is_not_there_is_answered_with_those_that_are(inside: Inside) -> None:
     error = inside.post("/v1/embeddings", {}).json()["error"]
     assert error["message"].startswith("POST /v1/embeddings: not found; served here are /v1/compl")
+    assert {"/v1/models", "/health", "/metrics", "/explain"} <= set(error["message"].split(", "))
 
 
 def test_answers_of_neighbouring_seeds_are_all_drawn_differently(inside: Inside) -> None:

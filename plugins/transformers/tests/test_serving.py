@@ -318,6 +318,9 @@ def test_a_client_that_gives_up_waiting_frees_everything(server: Any) -> None:
 def test_a_body_larger_than_any_prompt_is_refused_at_once(server: Any) -> None:
     reply = httpx.post(f"{server.url}/v1/completions", content=b"[" * 2_000_000)
     assert reply.status_code == 413
+    error = reply.json()["error"]
+    assert error["code"] == "request_too_large"
+    assert error["message"].endswith("; send several prompts one by one, or shorter ones")
     assert "larger than" in reply.json()["error"]["message"]
     deep = httpx.post(f"{server.url}/v1/completions", content=b"[" * 100_000)
     assert deep.status_code == 400

@@ -107,7 +107,9 @@ class StreamTicket(Ticket):
         """Wait until a layer's data can be read; see `Ticket.wait_layer`."""
         if layer in self.layers:
             self._look(timeout_s, layer)
-        super().wait_layer(layer, 0)
+        if not super().layer_ready(layer):
+            reason = self.error or f"not done after {timeout_s} s"
+            raise TransferError(f"layer {layer}: {reason}; treat the load as failed")
 
     def _look(self, timeout_s: float | None, layer: int | None = None) -> bool:
         """Count events that passed, waiting if a time is given; whether all ended."""

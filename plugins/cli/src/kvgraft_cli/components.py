@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,14 @@ from kvgraft.packages.registry import Found, Plugin, discover, select
 from kvgraft.tree.component import ComponentShape
 from kvgraft_cli.console import OutputConsole
 
-__all__ = ["components", "default_shape", "describe", "parse_component", "parse_options"]
+__all__ = [
+    "components",
+    "default_shape",
+    "describe",
+    "parse_component",
+    "parse_options",
+    "parse_value",
+]
 
 COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "name": lambda row: str(row["name"]),
@@ -147,8 +155,8 @@ def _own_option(name: str) -> str:
     return f"{name}:{next((o for o in options.model_fields if o not in shared), 'OPTION')}"
 
 
-def parse_options(subject: str, text: str, example: str) -> dict[str, str]:
-    """`window=4096,n_layers=2` as options.
+def parse_options(subject: str, text: str, example: str) -> dict[str, str | list[str]]:
+    """`window=4096,n_layers=2` as options; `layers=0,2` or `layers=[0,2]` gives one a list.
 
     Args:
         subject: begins an error's line.
@@ -159,9 +167,14 @@ def parse_options(subject: str, text: str, example: str) -> dict[str, str]:
         ConfigError: not of that form, or an option given twice.
     """
     options: dict[str, str] = {}
+    field = ""
     for item in filter(None, text.split(",")):
-        field, equals, value = item.partition("=")
-        field = field.strip()
+        name, equals, value = item.partition("=")
+        is_open = options and options[field].startswith("[") and not options[field].endswith("]")
+        if options and (is_open or item.strip().isdecimal()):
+            options[field] += f",{item.strip()}"
+            continue
+        field = name.strip()
         if not equals or not field:
             raise ConfigError(
                 f"{subject}: {item!r} is not OPTION=VALUE; write for example {example}"
@@ -169,7 +182,16 @@ def parse_options(subject: str, text: str, example: str) -> dict[str, str]:
         if field in options:
             raise ConfigError(f"{subject}: option {field!r} is given twice; keep one")
         options[field] = value.strip()
-    return options
+    return {name: parse_value(value) for name, value in options.items()}
+
+
+def parse_value(text: str) -> str | list[str]:
+    """An option's value: a list where it has commas or brackets, such as `0,2` and `[0]`."""
+    text = text.strip()
+    in_brackets = text.startswith("[") and text.endswith("]")
+    if not in_brackets and not re.fullmatch(r"\d+(\s*,\s*\d+)+", text):
+        return text
+    return [each.strip() for each in text.strip("[]").split(",") if each.strip()]
 
 
 def parse_component(text: str) -> tuple[str, dict[str, Any]]:

@@ -145,10 +145,11 @@ def replay(path: Path | None, **options: Any) -> None:
     _check_policies(options)
     check_tenants(options)
 
+    workload, limit = scanned(read_workload(path, options), options)
+
     from kvgraft_replay.payload import Verify
     from kvgraft_replay.replay import ReplaySettings
 
-    workload, limit = scanned(read_workload(path, options), options)
     components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {
         "components": components,

@@ -1,13 +1,20 @@
-"""pytest options for contract tests: the profile, and a report of every clause as JSON."""
+"""pytest options for contract tests: the profile, and a report of every clause as JSON.
+
+Where a clause takes long, lines say so; the first of a class runs the state machine for all.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from kvgraft_testing.working import lines_about
 
 __all__ = [
     "pytest_addoption",
@@ -39,6 +46,37 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register the marker."""
     config.addinivalue_line("markers", "contract(rule): a clause of kvgraft's contract")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(), "kvgraft-progress")
+
+
+class Progress:
+    """Says on standard error which contract tests take long, those of xdist's workers too."""
+
+    def __init__(self) -> None:
+        # pytest redirects the descriptor itself while a test runs
+        self._stderr = os.fdopen(os.dup(2), "w", encoding="utf-8")
+        self._running: dict[str, ExitStack] = {}
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        if "::test_clause[" in nodeid:
+            running = self._running[nodeid] = ExitStack()
+            running.enter_context(lines_about(f"running {nodeid}", self._write))
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """A test ended."""
+        self._running.pop(nodeid, ExitStack()).close()
+
+    def pytest_unconfigure(self) -> None:
+        """Testing ended, perhaps within a test."""
+        for running in self._running.values():
+            running.close()
+        self._stderr.close()
+
+    def _write(self, line: str) -> None:
+        self._stderr.write(f"\n{line}\n")  # behind the dots of tests
+        self._stderr.flush()
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> None:

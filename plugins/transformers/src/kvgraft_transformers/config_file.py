@@ -50,6 +50,9 @@ MOST_LAYERS = 2000
 NEARLY = 0.85
 """Likeness from which on another field may have been meant; `torch_dtype` is no `dtype`."""
 
+CROSS_ATTENTION = ("cross_attention", "cross_attn", "crossattention", "encoder_attn")
+"""Modules of transformers whose keys come from elsewhere than the prompt."""
+
 logger = getLogger("kvgraft")
 
 META = torch.device("meta")
@@ -80,6 +83,7 @@ def _components(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
         )
     model = _build(config)
     _expect_decoder(model)
+    _note_other_inputs(model)
     try:
         with torch.no_grad(), _WithoutValues():  # type: ignore[no-untyped-call]
             probe = probe_shapes(model)
@@ -135,6 +139,18 @@ def _expect_decoder(model: PreTrainedModel) -> None:
             model,
             "takes no cache (no argument cache or past_key_values): it is no decoder of text, or "
             "keeps what it read in an argument of its own",
+        )
+
+
+def _note_other_inputs(model: PreTrainedModel) -> None:
+    """Say that layers attend to other things than the prompt too, which no component keeps."""
+    names = [name.rpartition(".")[2].lower() for name, _ in model.named_modules()]
+    n_layers = sum(each in CROSS_ATTENTION for each in names)
+    if n_layers:
+        logger.warning(
+            "note: model_type %r: %d layers attend to other inputs as well (an image, an encoder's "
+            "output), whose keys and values are not counted; add them to each request's memory",
+            *(model.config.model_type, n_layers),
         )
 
 

@@ -60,8 +60,18 @@ def plan_tables(plan: PlanResult) -> tuple[SummaryTable, ...]:
 
 
 def in_order(plan: PlanResult) -> list[SizeResult]:
-    """All sizes by their bytes on DEVICE, then on HOST; those that a search tried among them."""
-    return sorted(plan["sizes"], key=lambda size: (size["device_nbytes"], size["host_nbytes"]))
+    """All sizes by what was asked for on DEVICE, then on HOST; those of a search among them.
+
+    Splits of the same bytes come to slightly more or fewer of them: each counts as its fewest.
+    """
+    device: dict[str, int] = {}
+    host: dict[str, int] = {}
+    for size in plan["sizes"]:
+        asked, nbytes = size["device"], size["device_nbytes"]
+        device[asked] = min(device.get(asked, nbytes), nbytes)
+        asked, nbytes = size["host"], size["host_nbytes"]
+        host[asked] = min(host.get(asked, nbytes), nbytes)
+    return sorted(plan["sizes"], key=lambda size: (device[size["device"]], host[size["host"]]))
 
 
 def _columns(plan: PlanResult) -> tuple[Column, ...]:
@@ -266,7 +276,11 @@ def _limit_table(plan: PlanResult) -> SummaryTable:
 def _not_by_a_tenth(plan: PlanResult, size: SizeResult) -> str:
     """No tenth more gains anything; more memory yet may, as rates do not rise evenly with sizes."""
     for larger in in_order(plan):
-        grown = tuple(larger[each] - size[each] for each in ("device_nbytes", "host_nbytes"))
+        grown = (
+            (larger["device"] != size["device"])
+            * (larger["device_nbytes"] - size["device_nbytes"]),
+            (larger["host"] != size["host"]) * (larger["host_nbytes"] - size["host_nbytes"]),
+        )
         gained = larger["saved_tokens"] - size["saved_tokens"]
         is_larger = larger["policy"] == size["policy"] and min(grown) >= 0 and max(grown) > 0
         if is_larger and gained >= NOTICEABLE * size["input_tokens"]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,13 +16,14 @@ from rich.markup import escape
 
 from kvgraft.errors import ConfigError
 from kvgraft.optional import PARTS, how_to_install
-from kvgraft_cli.components import parse_component
+from kvgraft_cli.components import parse_component, parse_value
 from kvgraft_cli.console import OutputConsole
+from kvgraft_testing.working import lines_about
 
 if TYPE_CHECKING:
     from kvgraft_testing.result import Result
 
-__all__ = ["LINE_EVERY_S", "check", "shown_working"]
+__all__ = ["check", "shown_working"]
 
 STYLES = {
     "passed": "green",
@@ -35,12 +34,10 @@ STYLES = {
     "not applicable": "dim",
 }
 
-LINE_EVERY_S = 30.0
-"""Seconds between two lines of progress, where standard error is no terminal."""
-
 HEADER = (
     "A clause is a rule and its check. RULE-driven: a state machine makes random calls of a cache "
-    "with the component, and looks at the rule after each."
+    "with the component, and looks at the rule after each. No clause can know whether the declared "
+    "reach and the size of a slot are those of the model; see check_restored_logits."
 )
 
 
@@ -52,7 +49,7 @@ def _options(texts: tuple[str, ...]) -> dict[str, Any]:
             raise ConfigError(f"--option {text!r} is not NAME=VALUE, such as window=4096")
         if field.strip() in options:
             raise ConfigError(f"--option {field.strip()!r} is given twice; keep one")
-        options[field.strip()] = value.strip()
+        options[field.strip()] = parse_value(value)
     return options
 
 
@@ -121,29 +118,19 @@ def check(
 
 @contextmanager
 def shown_working(work: str) -> Iterator[None]:
-    """Show that the work goes on: a spinner on a terminal, elsewhere a line now and then.
-
-    The state machine takes most of the time without a result, so a clock triggers the lines.
-    """
+    """Show that the work goes on: a spinner on a terminal, elsewhere a line now and then."""
     waiting = Console(stderr=True)
     if waiting.is_terminal:
         with waiting.status(work):
             yield
         return
-    began, ended = time.monotonic(), threading.Event()
 
-    def tell() -> None:
-        while not ended.wait(LINE_EVERY_S):
-            waiting.file.write(f"kvgraft: {work}, {time.monotonic() - began:.0f} s so far\n")
-            waiting.file.flush()
+    def write(line: str) -> None:
+        waiting.file.write(f"{line}\n")
+        waiting.file.flush()
 
-    teller = threading.Thread(target=tell, name="kvgraft-progress", daemon=True)
-    teller.start()
-    try:
+    with lines_about(work, write):
         yield
-    finally:
-        ended.set()
-        teller.join()
 
 
 def _stop(number: int, frame: object) -> NoReturn:

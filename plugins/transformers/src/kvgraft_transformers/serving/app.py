@@ -62,9 +62,6 @@ PAGE_POLICY = (
 NO_BUFFERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 """Headers of streams: nobody on the way keeps parts back."""
 
-ANSWERED = ("/v1/completions", "/v1/chat/completions", "/v1/models")
-"""The routes of OpenAI's API that there are."""
-
 COMPLETION_TOKENS = 16
 """Default of `/v1/completions`, as in OpenAI's API."""
 
@@ -171,7 +168,8 @@ def _refuse_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail.lower()}"
     if error.status_code == HTTPStatus.NOT_FOUND:
-        message += "; served here are " + ", ".join(ANSWERED)
+        served = [each.path for each in request.app.routes if "{" not in each.path]
+        message += "; served here are " + ", ".join(served)
     return JSONResponse(ApiError(message).body, status_code=error.status_code)
 
 
@@ -408,9 +406,10 @@ class _Endpoints:
             body += part
             if len(body) > self._most_bytes:
                 raise ApiError(
-                    f"the body is larger than {self._most_bytes:,} bytes, more than the model's "
-                    "context can hold",
+                    f"the body is larger than {self._most_bytes:,} bytes, enough for one prompt as "
+                    "long as the model's context; send several prompts one by one, or shorter ones",
                     status=413,
+                    code="request_too_large",
                 )
         try:
             return json.loads(body)
