@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from kvgraft import Tier, TokenKey, WritePolicy
+from kvgraft import Reach, Tier, TokenKey, Trailing, WritePolicy
 from kvgraft.cache import Cache
-from kvgraft_storage.tier import Prefetch, fetching
+from kvgraft_storage.tier import Prefetch, fetching, inventory
 from kvgraft_storage.tier.fetching import Fetch
 
+from ..serving.components import PagedPackage
 from ..serving.own_parts import clocked_parts
 from ..serving.server import Server, ledgers
-from ..serving.setups import Setup, installed, one_of_each_kind
+from ..serving.setups import Setup, installed, mixed, one_of_each_kind
 from .shelf import (
     AT_ONCE,
     Shelf,
@@ -132,6 +133,30 @@ def test_data_kept_for_a_request_makes_room_for_one_that_came_before_it(
     assert first.gained_tokens == 12
     assert run(Server(cache), first) == 12
     assert second.arrival == 2
+    cache.close()
+
+
+def test_data_kept_for_others_stays_where_room_would_not_help_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Data that a prefetch relies on leaves while room is made for it."""
+    monkeypatch.setattr(fetching, "ASKED_PAGES", 2)  # so the short ones are planned first
+    monkeypatch.setattr(inventory, "PAGES_AT_ONCE", 8)  # as for long prompts
+    setup = mixed(("full",), PagedPackage("wide", Reach(Trailing(12))))
+    long, *short = range(81), range(1000, 1021), range(2000, 2021)
+    given: dict[str, Any] = {"policy": WritePolicy.WRITE_THROUGH_SELECTIVE, "pace": step_by_step()}
+    cache = opened(setup, long, *short, host_tokens=100, **given)
+    Server(cache).serve(range(73))  # on DEVICE alone
+    first, *_ = asked(cache, long, *short)
+    fetch, kept = first.fetch, tier_of(cache).prefetching.deliveries
+    assert fetch is not None
+    until(lambda: fetch.short_of, cache)
+    assert len(kept) == 1, "one has made room"
+    assert cache.evict("wide", 1000) == 36
+    until(lambda: first.ended or first.waits, cache)
+    assert first.reason == "no boundary that is worth it is stored for all components"
+    assert not first.waits
+    assert len(kept) == 1
     cache.close()
 
 

@@ -447,6 +447,7 @@ class Fetch:
 
     def _say_why_nothing(self) -> Steps:
         """Why there is no plan: nothing stored, or short of budget or room, which is noted."""
+        self.short_of, self.lacking = None, []
         if (yield from self._plan(ANY, self._least)) is None:
             self._say_nothing_is_stored()
             return
