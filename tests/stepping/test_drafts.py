@@ -45,9 +45,9 @@ def opened(components: Components, page_size: int, max_drafts: int, **settings: 
     return Cache.open(components, page_size=page_size, max_drafts=max_drafts, **settings)
 
 
-def begun(cache: Cache, tokens: list[int], answer: int) -> Chat | None:
+def begun(cache: Cache, tokens: list[int], answer: int, reserve: int | None = None) -> Chat | None:
     """A request at the end of its prompt; None if it does not fit."""
-    request = cache.begin(TokenKey(tokens), reserve=answer)
+    request = cache.begin(TokenKey(tokens), reserve=answer if reserve is None else reserve)
     if not cache.admit(request).admitted:
         cache.abort(request)
         return None
@@ -100,7 +100,9 @@ def found_next(cache: Cache, request: Request) -> tuple[int, int]:
     return told, found
 
 
-def again(components: Components, page_size: int, n_drafts: int, seed: int) -> list[int]:
+def again(
+    components: Components, page_size: int, n_drafts: int, seed: int, reserve: int | None = None
+) -> list[int]:
     """Tokens that the next turns of some conversations compute again."""
     draw = random.Random(seed)
     chance = draw.choice((0.0, 0.4, 0.8, 1.0))
@@ -108,7 +110,7 @@ def again(components: Components, page_size: int, n_drafts: int, seed: int) -> l
         chats = []
         for _ in range(3):
             tokens = [draw.randrange(1000) for _ in range(draw.randrange(20, 150))]
-            chat = begun(cache, tokens, draw.randrange(100, 220))
+            chat = begun(cache, tokens, draw.randrange(100, 220), reserve)
             assert chat is not None
             chats.append(chat)
         lost = {}
@@ -121,13 +123,13 @@ def again(components: Components, page_size: int, n_drafts: int, seed: int) -> l
     return [lost[at] for at in range(3)]
 
 
-def compare(name: str, page_size: int, seeds: range) -> None:
+def compare(name: str, page_size: int, seeds: range, reserve: int | None = None) -> None:
     components = SETS[name]
     has_both = "swa" in components and "mamba" in components
     interval = -(-DRAFTED_TOKENS // page_size) * page_size if has_both else 0
     for seed in seeds:
         plain = again(components, page_size, 0, seed)
-        drafted = again(components, page_size, (1, 3, 8)[seed % 3], seed)
+        drafted = again(components, page_size, (1, 3, 8)[seed % 3], seed, reserve)
         assert all(with_drafts <= n + interval for with_drafts, n in zip(drafted, plain))
 
 
@@ -145,6 +147,14 @@ def test_the_next_turn_finds_behind_drafts_what_it_finds_without_up_to_an_interv
 @pytest.mark.parametrize("name", SETS)
 def test_the_next_turn_finds_it_with_pages_of_any_size(name: str, page_size: int) -> None:
     compare(name, page_size, range(9))
+
+
+@pytest.mark.parametrize("page_size", [4, 16, 64])
+@pytest.mark.parametrize("name", SETS)
+def test_the_next_turn_finds_it_behind_an_answer_beyond_its_reservation(
+    name: str, page_size: int
+) -> None:
+    compare(name, page_size, range(6), reserve=8)
 
 
 def test_the_guard_looks_at_passes_with_drafts() -> None:

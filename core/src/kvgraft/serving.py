@@ -335,7 +335,7 @@ class Serving:
             request.expect_loaded()
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
-        page = request.computed // self.tree.page_size
+        page = self.publisher.points.reached_from(request, request.computed // self.tree.page_size)
         within = pages <= 0 or self.pages.has_promise_left(request.components, pages)
         beyond = [] if within else self.pages.unreserved(request, pages, page)
         gave: list[Any] = []
