@@ -29,7 +29,7 @@ from .cases import one_of_each_kind
 from .greedy import best_tokens
 
 SMALL = EngineSettings(chunk_tokens=32, max_running=4, reserve_tokens=8, step_tokens=96)
-POOLS = {
+POOLS: dict[str, Any] = {
     "page_size": 16,
     "device_tokens": 512,
     "host_tokens": 1024,
@@ -526,7 +526,13 @@ def test_the_coldest_temperature_is_greedy(
 def test_every_finished_answer_is_right_as_requests_come_and_go(tiny: Any, data: Any) -> None:
     family = data.draw(st.sampled_from(["gemma3_text", "lfm3", "qwen3_next"]), "family")
     model = tiny(family, torch.float64)
-    limits = EngineSettings(chunk_tokens=32, max_running=3, reserve_tokens=2, step_tokens=64)
+    limits = EngineSettings(
+        chunk_tokens=32,
+        max_running=3,
+        reserve_tokens=2,
+        step_tokens=64,
+        max_drafts=data.draw(st.sampled_from([0, 0, 3]), "drafts"),
+    )
     components = {"mamba": {"states": 14, "host_states": 16}} if family != "gemma3_text" else {}
     engine = Engine.open(model, limits, **{**POOLS, "device_tokens": 256}, components=components)
     generator = torch.Generator().manual_seed(5)
@@ -571,8 +577,8 @@ def test_a_cache_is_given_under_the_models_own_name(family: str, tiny: Any) -> N
 def test_bounded_page_tables_bound_what_runs_and_refuse_what_is_longer() -> None:
     model = build_tiny_model("llama", dtype=torch.float64)
     settings = EngineSettings(max_running=4, chunk_tokens=32)
-    bounds = {"max_requests": 2, "max_tokens": 48}
-    sizes = {"page_size": 16, "device_tokens": 512, "host_tokens": 0}
+    bounds: dict[str, Any] = {"max_requests": 2, "max_tokens": 48}
+    sizes: dict[str, Any] = {"page_size": 16, "device_tokens": 512, "host_tokens": 0}
     engine = Engine.open(model, settings, load=None, probe_tokens=0, **sizes, **bounds)
     prompts = [list(range(3 + at * 40, 23 + at * 40)) for at in range(3)]
     with pytest.raises(ConfigError, match="20 tokens, 29 new ones: page tables hold max_tokens=48"):

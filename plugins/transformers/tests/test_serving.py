@@ -580,7 +580,10 @@ def test_options_of_a_replay_become_settings_of_the_cache_that_serves(checkpoint
     assert config.tenants["chat"].namespaces == ("chat",)
     assert config.tenants["chat"].guarantee == 0.5
     assert (config.device_tokens, config.host_tokens) == (1024, 2000)
-    config = opened(checkpoint, "--device-memory", "4MB", "--host-memory", "8MB")
+    assert config.max_drafts == 0
+    memory = ("--device-memory", "4MB", "--host-memory", "8MB")
+    config = opened(checkpoint, *memory, "--max-drafts", "4")
+    assert config.max_drafts == 4
     assert (config.device_memory, config.host_memory) == (4_000_000, 8_000_000)
     assert config.cut_tokens == 128
 

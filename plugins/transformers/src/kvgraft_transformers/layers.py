@@ -97,7 +97,7 @@ class _State:
     """Convolution and recurrent states of one layer, in one slot per sequence.
 
     A single sequence's states are views of the pool, which the model writes in place; several are
-    gathered, and scattered when the pass ends.
+    gathered, and scattered when the pass ends. So are those of a single one with drafts.
     """
 
     plan: LayerPlan

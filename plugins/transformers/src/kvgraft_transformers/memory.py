@@ -55,7 +55,8 @@ class ModelMemory:
         sparse: name of the component that keeps keys and values on the host; None if none does.
         n_sparse_layers: layers it serves.
         running: the cache of the forward pass that is running; None between passes.
-        taken: the slots that an engine took for the pass it runs next; None if that takes its own.
+        taken: the slots that an engine took for the pass it runs next, and for how many tokens of
+            each session; None if that takes its own.
         working: bounds the copies that attention reads.
 
     One thread uses it and runs the model.
@@ -79,7 +80,7 @@ class ModelMemory:
         self.sparse = next((plan.paged for plan in self.layers if plan.sparse), None)
         self.n_sparse_layers = sum(plan.sparse for plan in self.layers)
         self.running: SessionCache | None = None
-        self.taken: Step | None = None
+        self.taken: tuple[Step, int] | None = None
         own = architecture.own_cache
         self._cache_class = SessionCache if own is None else accepted_as(own, SessionCache)
         self._pools: dict[str, DevicePool] = {}

@@ -48,6 +48,7 @@ class SessionCache(Cache):
 
     Attributes:
         n_new: tokens the running forward pass computes per session; 0 between passes.
+        n_drafts: the last ones of them, which `keep` may reject.
 
     Raises:
         SessionError: one session for two rows.
@@ -67,7 +68,8 @@ class SessionCache(Cache):
                 raise SessionError(
                     f"rows {first} and {row} of a batch are the same session; open one per row"
                 )
-        self.n_new = 0
+        self.n_new = self.n_drafts = self._n_drafts = 0
+        self._kept_rows: list[int] | None = None
         self._keeps = True
         # on an accelerator a call costs more than to copy pages twice
         self._by_session = memory.device.type == "cpu" or len(self.sessions) == 1
@@ -110,16 +112,24 @@ class SessionCache(Cache):
             return 1
         return min(session.before_cut(n_new) for session in self.sessions)
 
-    def inputs(self, n_new: int) -> dict[str, torch.Tensor]:
-        """Arguments of the model for a pass over the sessions' next `n_new` tokens, all known.
+    def inputs(self, n_new: int, drafts: Sequence[Sequence[int]] = ()) -> dict[str, torch.Tensor]:
+        """Arguments of the model for a pass over the sessions' next `n_new` tokens.
 
         They are the sessions' own, so that nothing of them is read back from the device.
+
+        Args:
+            n_new: tokens of each session, drafts included.
+            drafts: the last of them, equally many of each session, which `keep` must be told of
+                once the pass has run; none by default, if all are known.
         """
         starts = [session.computed for session in self.sessions]
         self._rows = [
             session.key.tokens(start, start + n_new).tolist()
             for session, start in zip(self.sessions, starts)
         ]
+        self._n_drafts = len(drafts[0]) if drafts else 0
+        for row, more in zip(self._rows, drafts):
+            row.extend(more)
         made = {"input_ids": torch.tensor(self._rows)}
         if self._takes_positions:
             made["position_ids"] = torch.tensor(starts)[:, None] + torch.arange(n_new)
@@ -166,16 +176,17 @@ class SessionCache(Cache):
                 f"sessions of {lengths[0]} to {lengths[-1]} tokens in one pass: this model answers "
                 f"differently in a padded batch ({refused}); run sessions of equal length together"
             )
-        rows = self._rows if self.made("input_ids", tokens) else tokens.tolist()
+        made = self.made("input_ids", tokens)
+        rows, n_drafts = (self._rows, self._n_drafts) if made else (tokens.tolist(), 0)
         self._inputs = {}  # of one pass
         for session, row in zip(self.sessions, rows):
             session.expect_next(row)
-        self._step = self._allocate(n_new)
+        self._step = self._allocate(n_new, n_drafts)
         for session, row in zip(self.sessions, rows):
-            session.begin_step(row)
+            session.begin_step(row[: n_new - n_drafts])
         self._columns.clear()
         self._slots.clear()
-        self.n_new = n_new
+        self.n_new, self.n_drafts = n_new, n_drafts
         past = self.past
         padding = tuple(past - session.computed for session in self.sessions)
         if padding != self._padding:
@@ -188,15 +199,19 @@ class SessionCache(Cache):
         for layer in self._stateful:
             layer.begin_states()
 
-    def _allocate(self, n_new: int) -> Step:
+    def _allocate(self, n_new: int, n_drafts: int) -> Step:
         """Slots for the next `n_new` tokens of every session.
 
         Raises:
             SessionError: there are not enough.
         """
         requests = [session.request for session in self.sessions]
-        step, self.memory.taken = self.memory.taken, None
-        if step is None or n_new != 1 or step.requests != requests:
+        taken, self.memory.taken = self.memory.taken, None
+        if taken is not None and taken[1] == n_new and taken[0].requests == requests:
+            step = taken[0]
+        elif n_drafts:
+            step = self.memory.cache.step(requests, n_drafts=n_new - 1, n_computed=0)
+        else:
             step = self.memory.cache.step(requests, n_tokens=n_new, n_computed=0)
         if step.refused:
             raise SessionError(
@@ -208,26 +223,44 @@ class SessionCache(Cache):
     def end(self) -> None:
         """The pass computed its tokens: they are the sessions' from now on.
 
-        Where there are several sessions, an error of the cache is the `error` of its session.
+        Where there are several sessions, an error of the cache is the `error` of its session. If
+        there are drafts among them, nothing counts before `keep`.
         """
-        for layer in self._stateful:
-            layer.end_states()
-        n_new, self.n_new = self.n_new, 0
-        self._note(self.sessions, n_new)
-        for session in self.sessions:
-            session.end_step(n_new)
+        if not self.n_drafts:
+            self.keep([self.n_new] * len(self.sessions))
+
+    def keep(self, kept: Sequence[int]) -> None:
+        """Count the first tokens of the pass that ran, of each session as many as given (G2).
+
+        A state has all tokens of its pass in it. Where some do not count it stays as it was before
+        the pass, and none count yet: the next pass computes those again (G4).
+
+        Args:
+            kept: one number per session, at most `n_new`.
+        """
+        n_new, self.n_new, self.n_drafts = self.n_new, 0, 0
+        if self._stateful:
+            kept = [n if n == n_new else 0 for n in kept]
+            self._kept_rows = [row for row, n in enumerate(kept) if n] if 0 in kept else None
+            for layer in self._stateful:
+                layer.end_states()
+        self._note(self.sessions, kept)
+        for session, n in zip(self.sessions, kept):
+            session.end_step(n)
         for layer in self._paged:
             layer.begin_pages()
         if not self._keeps:
             self.release()
         self.memory.cache.poll()  # callers of `generate` do not
 
-    def _note(self, sessions: Sequence[Session], n_new: int) -> None:
+    def _note(self, sessions: Sequence[Session], kept: Sequence[int]) -> None:
         """Tell the cache of the tokens computed; where that raises, session by session."""
+        counts = {session: n for session, n in zip(sessions, kept) if n}
+        sessions = tuple(counts)
         before = [session.computed for session in sessions]
         try:
             requests = [session.request for session in sessions]
-            self.memory.cache.step(requests, n_tokens=0, n_computed=n_new)
+            self.memory.cache.step(requests, n_tokens=0, n_computed=list(counts.values()))
         except KvgraftError as error:
             noted = [each for each, start in zip(sessions, before) if each.computed > start]
             if noted or len(sessions) == 1:
@@ -236,7 +269,7 @@ class SessionCache(Cache):
             if len(sessions) > 1:
                 for session in sessions:
                     if session not in noted:
-                        self._note([session], n_new)
+                        self._note([session], [counts[session]])
 
     def release(self) -> None:
         """Give the working copies back; a later pass gathers what it reads."""
@@ -349,16 +382,26 @@ class SessionCache(Cache):
         return plane[slot : slot + 1]
 
     def read_states(self, component: str, plane: torch.Tensor) -> torch.Tensor:
-        """The sessions' states in one plane, `[batch, *shape]`; a view for a single session."""
-        if len(self.sessions) == 1:
+        """The sessions' states in one plane, `[batch, *shape]`.
+
+        A view for a single session, unless drafts may have to be taken out again.
+        """
+        if len(self.sessions) == 1 and not self.n_drafts:
             return self._own_state(component, plane)
         return plane.index_select(0, self._state_slots(component))
 
     def write_states(
         self, component: str, plane: torch.Tensor, states: torch.Tensor | None
     ) -> None:
-        """Bring states `[batch, *shape]` into the plane, unless they are views of it."""
+        """Bring states `[batch, *shape]` into the plane, unless they are views of it.
+
+        Those of sessions that rejected drafts are dropped.
+        """
         assert states is not None
+        if self._kept_rows is not None:
+            rows = torch.tensor(self._kept_rows, dtype=torch.int64, device=states.device)
+            plane.index_copy_(0, self._state_slots(component)[rows], states[rows])
+            return
         if len(self.sessions) > 1:
             plane.index_copy_(0, self._state_slots(component), states)
             return

@@ -5,6 +5,7 @@ sampling     from logits to a token
 line         waiting requests, by priority
 schedule     which requests run next, and which make room
 settings     limits and counts
+drafting     drafts of tokens to come, which passes verify
 latencies    how long requests wait
 engine       the loop around the model
 
@@ -13,6 +14,7 @@ Read `engine.Engine.step` first: it is the order of calls an engine on kvgraft m
 
 from __future__ import annotations
 
+from kvgraft_transformers.engine.drafting import Drafter, PromptLookup
 from kvgraft_transformers.engine.engine import Engine
 from kvgraft_transformers.engine.generation import (
     FinishReason,
@@ -33,6 +35,7 @@ from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 __all__ = [
     "Choice",
     "Constraint",
+    "Drafter",
     "Engine",
     "EngineSettings",
     "EngineTotals",
@@ -42,6 +45,7 @@ __all__ = [
     "Histogram",
     "Latencies",
     "NewToken",
+    "PromptLookup",
     "Sampler",
     "Sampling",
     "TokenLogprob",

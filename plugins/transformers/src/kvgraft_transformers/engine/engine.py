@@ -12,11 +12,13 @@ from transformers import PreTrainedModel
 
 from kvgraft import ConfigError, KvgraftError, LoadModel
 from kvgraft_transformers.attention import attention_of_pass
+from kvgraft_transformers.engine.drafting import Drafter, PromptLookup
 from kvgraft_transformers.engine.generation import (
     FinishReason,
     Generation,
     GenerationRequest,
     NewToken,
+    Work,
 )
 from kvgraft_transformers.engine.latencies import Latencies
 from kvgraft_transformers.engine.measuring import measured_load
@@ -45,15 +47,20 @@ class Engine:
         memory: the model and its pools.
         settings: limits; defaults are for a small machine.
         clock: seconds that never go back.
+        drafter: proposes drafts where `settings.max_drafts` allows some; prompt lookup by default.
+
+    Raises:
+        ConfigError: drafts, of which the memory's cache has none, or which a sparse model's rows on
+            the host cannot take back.
 
     Attributes:
         totals: counts since it was opened.
         latencies: how long its requests waited.
         end_tokens: those with which the model ends its answers.
 
-    One thread calls it. A step decodes one token of every running request, computes chunks of
-    prompts, and waits at most 50 ms where nothing can run; eviction under write-back waits for
-    copies, up to the cache's `transfer_timeout_s`.
+    One thread calls it. A step decodes one token of every running request, or several where drafts
+    are accepted, computes chunks of prompts, and waits at most 50 ms where nothing can run;
+    eviction under write-back waits for copies, up to the cache's `transfer_timeout_s`.
     """
 
     def __init__(
@@ -61,10 +68,13 @@ class Engine:
         memory: ModelMemory,
         settings: EngineSettings | None = None,
         clock: Callable[[], float] = time.monotonic,
+        drafter: Drafter | None = None,
     ) -> None:
         self.memory = memory
         self.model: PreTrainedModel = memory.model
         self.settings = settings or EngineSettings()
+        _check_drafts(memory, self.settings.max_drafts)
+        self.drafter = drafter or PromptLookup(max(1, self.settings.max_drafts))
         self.totals = EngineTotals()
         self.latencies = Latencies()
         self.schedule = Schedule(memory, self.settings, self.totals, self.latencies, clock)
@@ -74,17 +84,23 @@ class Engine:
         self.end_tokens = _end_tokens(self.model)
         self._argument = cache_argument(self.model)
         known = inspect.signature(self.model.forward).parameters
-        self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        self._keeps_last = "logits_to_keep" in known
 
     @classmethod
     def open(
-        cls, model: PreTrainedModel, settings: EngineSettings | None = None, **memory: Any
+        cls,
+        model: PreTrainedModel,
+        settings: EngineSettings | None = None,
+        *,
+        drafter: Drafter | None = None,
+        **memory: Any,
     ) -> Engine:
         """An engine with a memory of its own.
 
         Args:
             model: a decoder with a language-model head.
             settings: limits; recurrent states are kept at multiples of `chunk_tokens`.
+            drafter: see `Engine`.
             memory: settings of `ModelMemory.open`, such as `device_tokens`. Without `load`, an
                 accelerator's loads and the model's passes are measured first, in about 20 passes.
 
@@ -93,11 +109,17 @@ class Engine:
             ConfigError: settings that cannot work.
         """
         settings = settings or EngineSettings()
-        memory = {"chunk_tokens": settings.chunk_tokens, **memory}
+        limits = {"chunk_tokens": settings.chunk_tokens, "max_drafts": settings.max_drafts}
+        memory = {**limits, **memory}
         on_device = isinstance(model, PreTrainedModel) and model.device.type != "cpu"
         if on_device and "load" not in memory:
             memory["load"] = cls.measured_load(model, settings, **memory)
-        return cls(ModelMemory.open(model, **memory), settings)
+        opened = ModelMemory.open(model, **memory)
+        try:
+            return cls(opened, settings, drafter=drafter)
+        except ConfigError:
+            opened.close()
+            raise
 
     @classmethod
     def measured_load(
@@ -127,7 +149,7 @@ class Engine:
         try:
             if any(each.is_state for each in trial.cache.tree.components):
                 return None
-            return measured_load(cls(trial, settings))
+            return measured_load(cls(trial, settings.model_copy(update={"max_drafts": 0})))
         except KvgraftError:
             return None
         finally:
@@ -210,9 +232,9 @@ class Engine:
         schedule.arrived(self._fail)
         schedule.admit(self._reject, self._fail)
         schedule.arrived(self._fail)
-        batch = [(generation, 1) for generation in schedule.decoding(self._fail)]
+        batch = schedule.decoding(self._fail, self._propose)
         ran = self._compute_alike(batch)
-        budget_tokens = self.settings.step_tokens - len(batch)
+        budget_tokens = self.settings.step_tokens - sum(work.n_tokens for work in batch)
         ran |= self._compute_alike(schedule.prefilling(budget_tokens, self._fail))
         if not ran and not out and not schedule.idle:
             self._wait()
@@ -244,27 +266,36 @@ class Engine:
 
     # -- inside
 
-    def _compute_alike(self, work: Iterable[tuple[Generation, int]]) -> bool:
+    def _propose(self, generation: Generation) -> Sequence[int]:
+        """Drafts for its next pass, which computes one token more: no more than it may produce."""
+        most = min(self.settings.max_drafts, generation.remaining - 1)
+        if most < 1 or generation.n_known > 1:
+            return ()
+        return self.drafter.propose(generation.key, most)[:most]
+
+    def _compute_alike(self, works: Iterable[Work]) -> bool:
         """The next tokens of each request, those that may share a pass together."""
-        alike: dict[tuple[int, int], list[Generation]] = {}
-        for generation, n_tokens in work:
-            assert generation.session is not None
-            computed = generation.session.computed
+        alike: dict[tuple[int, int, int], list[Work]] = {}
+        for work in works:
+            assert work.generation.session is not None
+            computed = work.generation.session.computed
             # passes that continue a state and passes that begin one take different paths through a
             # model
             kind = min(computed, 1) if self.memory.self_check.padding is None else computed
-            alike.setdefault((n_tokens, kind), []).append(generation)
-        ran = False
-        for (n_tokens, _), group in alike.items():
-            ran |= self._compute(group, n_tokens)
-        return ran
+            alike.setdefault((work.n_tokens, len(work.drafts), kind), []).append(work)
+        for together in alike.values():
+            self._compute(together)
+        return bool(alike)
 
-    def _compute(self, group: Sequence[Generation], n_new: int) -> bool:
-        """One pass over the next `n_new` tokens of each request of a group."""
-        if not group:
-            return False
+    def _compute(self, works: Sequence[Work]) -> None:
+        """One pass over the next tokens of several requests, of each as many, drafts as well."""
+        group = [work.generation for work in works]
+        n_new, drafts = works[0].n_tokens, [work.drafts for work in works]
+        n_last = 1 + len(drafts[0])
         cache = self._cache_for(group)
-        arguments = {**cache.inputs(n_new), self._argument: cache, **self._last_only}
+        arguments = {**cache.inputs(n_new, drafts), self._argument: cache}
+        if self._keeps_last:
+            arguments["logits_to_keep"] = n_last
         try:
             # a tenth less for each call of an operator, of which passes have thousands
             with torch.inference_mode(), attention_of_pass(self.memory):
@@ -274,7 +305,7 @@ class Engine:
         except Exception as error:  # noqa: BLE001 - a model may raise anything; others go on
             for generation in group:
                 self._fail(generation, error)
-            return True
+            return
         except BaseException:
             for generation in group:
                 self.abort(generation)
@@ -282,8 +313,11 @@ class Engine:
         self.totals.passes += 1
         self.totals.rows += len(group)
         self.totals.computed_tokens += n_new * len(group)
-        self._take(group, output.logits[:, -1])
-        return True
+        logits = output.logits[:, -n_last:]
+        if n_last > 1:
+            self._verify(works, logits, cache)
+        else:
+            self._take(group, logits[:, 0])
 
     def _cache_for(self, group: Sequence[Generation]) -> SessionCache:
         """The cache of these sessions in this order; kept while the group stays the same."""
@@ -308,35 +342,84 @@ class Engine:
             assert generation.session is not None
             if generation.session.error is not None:
                 self._fail(generation, generation.session.error)
-            elif generation.prefilled:
+            elif not generation.n_known:
                 rows.append(row)
-        if not rows:
-            return
-        choices: Sequence[Choice | Exception]
-        try:
-            if len(rows) < len(group):
-                logits = torch.stack([logits[row] for row in rows])
-            choices = choose([group[row].sampler for row in rows], logits)
-        except RuntimeError as error:  # torch's, such as of a lost device
-            choices = [error] * len(rows)
-        for row, choice in zip(rows, choices):
+        for row, choice in zip(rows, self._choose(group, rows, logits)):
             if isinstance(choice, Exception):
                 self._fail(group[row], choice)
             else:
-                self._accept(group[row], choice)
+                self._hand_out(group[row], choice, self._accept(group[row], choice.token))
 
-    def _accept(self, generation: Generation, choice: Choice) -> None:
-        token = choice.token
+    def _verify(self, works: Sequence[Work], logits: torch.Tensor, cache: SessionCache) -> None:
+        """The next tokens of requests with drafts: for as long as they are these, and one more.
+
+        Args:
+            works: one per row of the batch.
+            logits: `[n, 1 + n_drafts, vocabulary]`, behind the newest token and behind each draft.
+            cache: of the pass; it is told how many tokens count.
+        """
+        group = [work.generation for work in works]
+        produced: list[list[tuple[Choice, FinishReason | None]]] = [[] for _ in works]
+        errors: dict[int, Exception] = {}
+        rows = list(range(len(works)))
+        for at in range(logits.shape[1]):
+            going: list[int] = []
+            for row, choice in zip(rows, self._choose(group, rows, logits[:, at])):
+                if isinstance(choice, Exception):
+                    errors[row] = choice
+                    continue
+                finish = self._accept(group[row], choice.token)
+                produced[row].append((choice, finish))
+                if finish is None and works[row].drafts[at : at + 1] == (choice.token,):
+                    going.append(row)
+            rows = going
+        cache.keep([len(tokens) for tokens in produced])
+        for row, (work, tokens) in enumerate(zip(works, produced)):
+            self.totals.draft_tokens += work.n_found
+            self.totals.accepted_tokens += min(max(0, len(tokens) - 1), work.n_found)
+            assert work.generation.session is not None
+            if work.generation.session.error is not None:
+                self._fail(work.generation, work.generation.session.error)
+                continue
+            for choice, finish in tokens:
+                self._hand_out(work.generation, choice, finish)
+            if row in errors:
+                self._fail(work.generation, errors[row])
+
+    def _choose(
+        self, group: Sequence[Generation], rows: Sequence[int], logits: torch.Tensor
+    ) -> Sequence[Choice | Exception]:
+        """The next token of some requests of a group, from logits `[len(group), vocabulary]`."""
+        if not rows:
+            return []
+        try:
+            if len(rows) < len(group):
+                logits = torch.stack([logits[row] for row in rows])
+            return choose([group[row].sampler for row in rows], logits)
+        except RuntimeError as error:  # torch's, such as of a lost device
+            return [error] * len(rows)
+
+    def _accept(self, generation: Generation, token: int) -> FinishReason | None:
+        """Take a new token of a request; whether it is the last one."""
         finish = generation.accept(token)
         self.totals.generated_tokens += 1
         if token in self.end_tokens and not generation.request.ignore_end:
-            finish = FinishReason.STOP
+            return FinishReason.STOP
+        return finish
+
+    def _hand_out(
+        self, generation: Generation, choice: Choice, finish: FinishReason | None
+    ) -> None:
+        """A token that was taken comes out of `step`; the last one ends its request."""
         self._record(generation, finish)
         if finish is None or self._finish(generation, finish):
-            self._out.append(NewToken(generation, token, finish, choice))
+            self._out.append(NewToken(generation, choice.token, finish, choice))
 
     def _finish(self, generation: Generation, finish: FinishReason) -> bool:
         """A request is over, and its data stays cached; False where the cache cannot take it."""
+        self._catch_up(generation)
+        if generation.finish is not None:
+            return False
         try:
             self.schedule.leave(generation, finished=True)
         except KvgraftError as error:
@@ -345,6 +428,15 @@ class Engine:
         generation.finish = finish
         self.totals.finished += 1
         return True
+
+    def _catch_up(self, generation: Generation) -> None:
+        """Compute verified tokens whose state was lost with drafts, if a page ends with them."""
+        session, size = generation.session, self.memory.page_size
+        if session is None or not generation.prefilled or session.error is not None:
+            return
+        n_tokens = generation.n_known - 1
+        if n_tokens > 0 and (session.computed + n_tokens) % size == 0:
+            self._compute([Work(generation, n_tokens)])
 
     def _record(self, generation: Generation, finish: FinishReason | None) -> None:
         """Note the times of a token that came just now."""
@@ -382,6 +474,25 @@ class Engine:
         storage = self.memory.cache.storage
         if not (storage and storage.busy):
             time.sleep(PAUSE_S)
+
+
+def _check_drafts(memory: ModelMemory, max_drafts: int) -> None:
+    """Refuse drafts that a memory cannot take.
+
+    Raises:
+        ConfigError: its cache has slots for fewer, or it is sparse.
+    """
+    allowed = memory.cache.config.max_drafts
+    if max_drafts > allowed:
+        raise ConfigError(
+            f"EngineSettings: max_drafts={max_drafts}, the memory's cache has max_drafts={allowed};"
+            f" open the memory with max_drafts={max_drafts}"
+        )
+    if max_drafts and memory.sparse is not None:
+        raise ConfigError(
+            f"EngineSettings: max_drafts={max_drafts} with sparse_on_host: rows of rejected drafts "
+            "cannot be taken back from the host; leave one of them out"
+        )
 
 
 def _end_tokens(model: PreTrainedModel) -> frozenset[int]:

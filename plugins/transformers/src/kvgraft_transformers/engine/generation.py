@@ -12,7 +12,7 @@ from kvgraft_scheduling import WaitingPlace
 from kvgraft_transformers.engine.sampling import Choice, Constraint, Sampler, Sampling
 from kvgraft_transformers.session import Session
 
-__all__ = ["FinishReason", "Generation", "GenerationRequest", "NewToken"]
+__all__ = ["FinishReason", "Generation", "GenerationRequest", "NewToken", "Work"]
 
 
 class FinishReason(str, enum.Enum):
@@ -135,6 +135,16 @@ class Generation:
         """Whether all but the newest token is computed."""
         return self.session is not None and self.session.computed >= self.session.request.prompt
 
+    @property
+    def n_known(self) -> int:
+        """Tokens that are known and not computed; it must hold memory.
+
+        The newest one. Behind a recurrent state that had drafts in it which were rejected, also
+        those that were verified with them.
+        """
+        assert self.session is not None
+        return self.key.n_tokens - self.session.computed
+
     def accept(self, token: int) -> FinishReason | None:
         """Take a new token; whether it is the last one."""
         self.key.extend([token])
@@ -142,3 +152,19 @@ class Generation:
         if token in self.request.stop_tokens or self.sampler.ended:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.remaining <= 0 else None
+
+
+class Work(NamedTuple):
+    """What a pass computes of one generation.
+
+    Attributes:
+        generation: whose.
+        n_tokens: tokens, drafts included.
+        drafts: the last ones of these; some may be padding.
+        n_found: drafts that are no padding.
+    """
+
+    generation: Generation
+    n_tokens: int
+    drafts: tuple[int, ...] = ()
+    n_found: int = 0

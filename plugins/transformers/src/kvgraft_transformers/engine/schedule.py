@@ -16,10 +16,10 @@ memory: that one's data stays as cache, so it comes back to a hit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvgraft import KvgraftError, Outcome, Prefetch, Request, Step, TransferError
-from kvgraft_transformers.engine.generation import Generation
+from kvgraft_transformers.engine.generation import Generation, Work
 from kvgraft_transformers.engine.latencies import Latencies
 from kvgraft_transformers.engine.line import PriorityLine
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
@@ -30,6 +30,9 @@ __all__ = ["Schedule"]
 
 GiveUp = Callable[[Generation, KvgraftError], None]
 """Ends a request for an error, which is of this one alone."""
+
+Propose = Callable[[Generation], Sequence[int]]
+"""Drafts for a request's next pass."""
 
 RETRY_STEPS = 8
 """Steps after which requests that did not fit are tried again although nobody ended."""
@@ -347,16 +350,20 @@ class Schedule:
 
     # -- room
 
-    def decoding(self, give_up: GiveUp) -> list[Generation]:
-        """Running requests with one token to compute, each with the slot for it.
+    def decoding(self, give_up: GiveUp, propose: Propose) -> list[Work]:
+        """Running requests with a token to compute or several, each with the slots for them.
 
-        Where slots are short, the last ones by priority make room, one after the other.
+        Where slots are short, requests do without drafts; then the last ones by priority make room,
+        one after the other.
 
         Args:
             give_up: called with requests for which the cache raises.
+            propose: called with each request.
         """
         self.memory.taken = None
-        short = batch = self._prefilled()
+        batch = self._prefilled()
+        planned = self._with_drafts(batch, propose)
+        short = batch = [each for each in batch if each not in planned]
         while short:
             requests = [each.session.request for each in short if each.session is not None]
             step: Step | None = None
@@ -366,7 +373,7 @@ class Schedule:
             except KvgraftError:
                 refused = self._step_alone(short, give_up)
             if not refused:
-                self.memory.taken = step
+                self.memory.taken = None if step is None else (step, 1)
                 break
             last = self._by_priority(self.running)[-1]
             try:
@@ -379,8 +386,39 @@ class Schedule:
                 for each in short
                 if each.session is not None and id(each.session.request) in without
             ]
-        nobody_left = self.memory.taken is not None and short is batch
-        return batch if nobody_left else self._prefilled()
+        nobody_left = not planned and self.memory.taken is not None and short is batch
+        decoded = batch if nobody_left else self._prefilled()
+        return [planned.get(each) or Work(each, 1) for each in decoded]
+
+    def _with_drafts(self, batch: list[Generation], propose: Propose) -> dict[Generation, Work]:
+        """Requests with slots for more than one token; none if no request has more.
+
+        A pass has equally many tokens of each of its requests. Where there are states, requests
+        with fewer drafts go in a pass of their own: a rejected draft costs them the state.
+        """
+        cache, found = self.memory.cache, {each: list(propose(each)) for each in batch}
+        n_tokens = max([each.n_known + len(drafts) for each, drafts in found.items()], default=1)
+        if n_tokens == 1:
+            return {}
+        requests = {each.session.request: each for each in batch if each.session is not None}
+        try:
+            step = cache.step(list(requests), n_drafts=n_tokens - 1, n_computed=0)
+        except KvgraftError:
+            return {}  # without drafts it is raised again, for the request that it is about
+        assert step.n_tokens is not None
+        planned: dict[Generation, Work] = {}
+        for request, width in zip(step.requests, step.n_tokens.tolist()):
+            generation = requests[request]
+            drafts, n_known = found[generation], generation.n_known
+            n_found = max(0, min(width - n_known, len(drafts)))
+            if not cache.tree.has_state:
+                drafts += [generation.tokens[-1]] * (width - n_known - len(drafts))
+            drafts = drafts[: max(0, width - n_known)]
+            n_pass = min(width, n_known + len(drafts))
+            planned[generation] = Work(generation, n_pass, tuple(drafts), n_found)
+        if not step.refused:
+            self.memory.taken = step, n_tokens
+        return planned
 
     def _step_alone(self, short: list[Generation], give_up: GiveUp) -> list[Request]:
         """Slots for each request by itself, as a step of them all raised; those without room."""
@@ -402,7 +440,7 @@ class Schedule:
         """Running requests: lower numbers of `priority` first, equal ones in order of arrival."""
         return sorted(requests, key=lambda each: (each.request.priority, each.arrived))
 
-    def prefilling(self, budget_tokens: int, give_up: GiveUp) -> Iterator[tuple[Generation, int]]:
+    def prefilling(self, budget_tokens: int, give_up: GiveUp) -> Iterator[Work]:
         """Running requests with a chunk of their prompt to compute, each with its slots.
 
         One whose chunk would be shorter for the others' in this step waits for the next one: chunks
@@ -428,7 +466,7 @@ class Schedule:
             if given:
                 budget_tokens -= n_tokens
                 first = False
-                yield generation, n_tokens
+                yield Work(generation, n_tokens)
 
     def retract(self, generation: Generation) -> None:
         """Take a running request's memory and let it wait; its data stays as cache.

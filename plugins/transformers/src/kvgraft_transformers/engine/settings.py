@@ -23,6 +23,8 @@ class EngineSettings(SettingsModel):
         reserve_tokens: decode tokens promised at admission; beyond them a request may be retracted.
         max_deferrals: steps that a request waits, at most, while a running one computes pages that
             it would resume from; 0 lets each compute its own.
+        max_drafts: most drafts of a request that a pass verifies, found by prompt lookup; 0 for
+            none. No more than the `max_drafts` of the cache.
     """
 
     max_running: PositiveInt = 16
@@ -30,6 +32,7 @@ class EngineSettings(SettingsModel):
     step_tokens: PositiveInt = 2048
     reserve_tokens: PositiveInt = 64
     max_deferrals: NonNegativeInt = 256
+    max_drafts: NonNegativeInt = 0
 
 
 @dataclass(slots=True)
@@ -46,8 +49,10 @@ class EngineTotals:
         cached_tokens: those of them that were not computed.
         host_tokens: those of them that came from the host.
         storage_tokens: those of these that storage brought there for their request.
-        computed_tokens: through the model, recomputed ones included.
+        computed_tokens: through the model; recomputed ones and rejected drafts included.
         generated_tokens: produced.
+        draft_tokens: drafts that were verified.
+        accepted_tokens: those of them that were produced.
         admissions: sessions that were promised their slots.
         deferrals: times a request did not fit yet.
         retractions: times a running request made room.
@@ -69,6 +74,8 @@ class EngineTotals:
     storage_tokens: int = 0
     computed_tokens: int = 0
     generated_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     admissions: int = 0
     deferrals: int = 0
     retractions: int = 0

@@ -113,6 +113,13 @@ log = logging.getLogger("kvgraft.serve")
     help="Requests that hold memory at a time.",
 )
 @click.option(
+    "--max-drafts",
+    default=0,
+    show_default=True,
+    type=WholeNumber(min=0),
+    help="Tokens that prompt lookup drafts for a request, at most; a pass verifies them together.",
+)
+@click.option(
     "--working-tokens",
     type=TokenCount(min=0),
     help="Tokens of running requests that are kept twice, to decode faster; 0 for none.  "
@@ -252,7 +259,8 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
     device, dtype = memory.pop("device"), memory.pop("dtype")
     check_device(device)
     threads = memory.pop("threads")
-    limits = {each: memory.pop(each) for each in ("chunk_tokens", "step_tokens", "max_running")}
+    named = ("chunk_tokens", "step_tokens", "max_running", "max_drafts")
+    limits = {each: memory.pop(each) for each in named}
     check_chunk(limits["chunk_tokens"], memory["page_size"])
     memory |= _take_cache_settings(memory)
     if threads is not None:

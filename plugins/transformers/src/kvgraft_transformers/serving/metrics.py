@@ -29,6 +29,8 @@ COUNTERS = {
     "host_tokens": "cached prompt tokens that came from the host",
     "storage_tokens": "cached prompt tokens that storage brought to the host",
     "generated_tokens": "tokens produced",
+    "draft_tokens": "drafts that were verified",
+    "accepted_tokens": "drafts that were produced",
     "deferrals": "times a request did not fit yet",
     "retractions": "times a running request made room for others",
     "followers": "requests that waited while another computed their prefix",
