@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from kvgraft import Cache, ConfigError, Outcome, Request, TokenKey
+from kvgraft import Cache, ConfigError, LeaseError, Outcome, Request, TokenKey
 
 from ..serving import life
 
@@ -444,6 +444,40 @@ def test_more_drafts_than_the_cache_is_opened_for_are_refused() -> None:
             with pytest.raises(ConfigError, match=said):
                 cache.step([chat.request], **given)
         assert chat.request.computed == 30
+
+
+def test_a_step_that_is_not_told_how_many_drafts_count_says_so() -> None:
+    with opened(FULL, 16, 3) as cache:
+        chat = begun(cache, [*range(40)], 20)
+        assert chat is not None
+        request = chat.request
+        cache.step([request], n_drafts=3)
+        request.key.extend([1, 2])  # verified
+        said = (
+            "44 computed ones, the key holds 42, .*; give n_computed, how many of the last pass's 4"
+        )
+        with pytest.raises(LeaseError, match=said):
+            cache.step([request], [[3, 4]], n_drafts=1)
+        assert (request.computed, request.key.n_tokens) == (40, 42)
+        assert cache.step([request], [[3, 4]], n_drafts=1, n_computed=2).seq_lens.tolist() == [44]
+
+
+def test_an_answer_ends_after_a_pass_with_drafts_by_a_step_without_tokens() -> None:
+    with opened(FULL | MAMBA, 16, 3, decode_interval_tokens=16) as cache:
+        chat = begun(cache, [*range(41)], 23)
+        assert chat is not None
+        request = chat.request
+        while request.computed < 60:
+            step = cache.step([request], n_drafts=3, n_computed=0)
+            assert step.n_tokens is not None
+            n = min(60 - request.computed, int(step.n_tokens[0]))
+            request.key.extend([9] * n)
+            cache.step([request], n_tokens=0, n_computed=n)
+        cache.step([request], n_drafts=3, n_computed=0)  # four tokens, of which three are right
+        request.key.extend([9] * 3)
+        cache.step([request], n_tokens=0, n_computed=3)
+        told, found = found_next(cache, request)
+        assert (request.computed, told, found) == (63, 48, 48)
 
 
 def test_a_key_cut_before_its_request_steps_takes_nothing_from_later_passes() -> None:

@@ -279,7 +279,7 @@ class Stepper:
                     f"step: {n_given} tokens of each request for n_tokens={batch.n_tokens}; give "
                     "those that the next pass computes"
                 )
-            self._expect_at_end(batch)
+            self._expect_at_end(batch, counts)
             batch.tokens = tokens
         if batch.n_tokens:
             if batch.n_drafts and self.tree.has_state:
@@ -310,12 +310,12 @@ class Stepper:
             return None
         return np.minimum(left, batch.n_tokens)
 
-    def _expect_at_end(self, batch: Batch) -> None:
+    def _expect_at_end(self, batch: Batch, counts: Ints | None) -> None:
         """Refuse tokens for a key that ends elsewhere than its computed ones (T11)."""
         batch.keys = keys = [request.key.data for request in batch.requests]
         if list(map(len, keys)) == (batch.length * TOKEN_BYTES).tolist():
             return
-        for request, length in zip(batch.requests, batch.length.tolist()):
+        for request, length, n in zip(batch.requests, batch.length.tolist(), batch.noted.tolist()):
             end = request.key.n_tokens
             if end == length:
                 continue
@@ -324,6 +324,8 @@ class Stepper:
                 instead = "compute the prompt first, or give no tokens"
             elif end > length:
                 instead = "give tokens to step or to key.extend, not to both"
+            elif counts is None and n > 1 and self.max_drafts:
+                instead = f"give n_computed, how many of the last pass's {n} tokens count"
             else:
                 instead = "extend the key with the tokens that were computed first"
             raise LeaseError(f"{said}{request!r}; {instead}")
