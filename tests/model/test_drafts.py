@@ -47,6 +47,9 @@ def decode_with_drafts(name: str, seed: int, n_rounds: int) -> int:
             if alone is not None and draw.random() < 0.2 and alone.computed < alone.prompt + 1:
                 harness.checkpoint(alone)
         for live in lives:
+            for _ in range(draw.choice((0, 9, 18))):  # beyond its reservation
+                if not harness.decode(live, draw.choice((1, 2))):
+                    break
             talks[draw.randrange(2)] = live.tuple[:24]
             if draw.random() < 0.2:
                 harness.abort(live)

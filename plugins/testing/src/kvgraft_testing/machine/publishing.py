@@ -136,7 +136,13 @@ class Publishing:
                 max(own.last_point, position) if not self.bench.states else (own.last_point)
             )
         passed: dict[str, set[Prefix]] = {}
+        state = resuming.reached_from(live.prompt, live.computed)
+        reached = {each.name: self.model.pages(each, state) for each in resuming.bounded}
         for each in resuming.bounded:
+            needed = pages[each.name] & reached[each.name]
+            if needed:
+                said = f"{live.name} at {live.computed} gives up pages {needed} of its last state"
+                self.judge.fail("G3", each.name, said)
             there, now = before.held[each.name], self.bench.seen.held[each.name]
             for page in sorted(pages[each.name]):
                 prefix = self._prefix(live, page)

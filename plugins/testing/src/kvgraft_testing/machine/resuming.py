@@ -173,10 +173,11 @@ class Resuming:
     def may_drop(self, own: Progress, prompt: int, computed: int, name: str, page: int) -> bool:
         """Whether a page behind the reaches may be freed: no point needs it, and it decodes.
 
-        With states, a page that neither a point nor an evict-first state needs is useless.
+        With states, a page that neither a point nor an evict-first state needs is useless; the last
+        state that a decode keeps needs its own.
         """
-        each = self.model.component(name)
-        if self.is_needed(each, own.points | own.left, page):
+        each, reached = self.model.component(name), self.reached_from(prompt, computed)
+        if self.is_needed(each, {*own.points, *own.left, reached}, page):
             return False
         small = self.model.page_size < SMALL_STEP and computed > prompt
         return small or bool(self.states)
