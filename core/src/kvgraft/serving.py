@@ -335,8 +335,10 @@ class Serving:
             request.expect_loaded()
             request.waits = []
             pinning.release_host_copy(self.tree, request.receipt)
-        page = self.publisher.points.reached_from(request, request.computed // self.tree.page_size)
+        page = request.computed // self.tree.page_size
         within = pages <= 0 or self.pages.has_promise_left(request.components, pages)
+        if not within:
+            page = self.publisher.points.reached_from(request, page)
         beyond = [] if within else self.pages.unreserved(request, pages, page)
         gave: list[Any] = []
         while beyond is None and self.tree.homes_on_host and self._gives_way(gave):
