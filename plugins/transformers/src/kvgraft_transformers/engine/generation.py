@@ -155,7 +155,7 @@ class Generation:
 
 
 class Work(NamedTuple):
-    """What a pass computes of one generation.
+    """The tokens that a pass computes of one generation.
 
     Attributes:
         generation: whose.
