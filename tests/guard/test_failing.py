@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from kvgraft import ContractViolation, WritePolicy
+from kvgraft import ContractViolation, TokenKey, WritePolicy
 from kvgraft.errors import IntegrityError
 from kvgraft.tree.ledger import Ledger
 from kvgraft_guard import Guard, GuardError, hooks
@@ -70,6 +70,15 @@ def test_a_check_that_stumbles_over_broken_books_reports_these(
     monkeypatch.setattr(Matches, "check", stumbles)
     with pytest.raises(IntegrityError, match="L1"):
         scene.begin(LONGER)
+
+
+@pytest.mark.parametrize("call", ["begin", "finish"])
+def test_an_argument_that_a_call_does_not_have_is_the_callers_mistake(call: str) -> None:
+    scene = Scene()
+    given = scene.computed(PROMPT) if call == "finish" else TokenKey(PROMPT)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'ttl'"):
+        getattr(scene.cache, call)(given, ttl=0)
+    scene.cache.close()
 
 
 @pytest.mark.parametrize(

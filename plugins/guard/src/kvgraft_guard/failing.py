@@ -48,10 +48,16 @@ class GuardError(KvgraftError):
 
 
 def own_error(error: BaseException) -> Exception | None:
-    """The exception that the guard's code raised, also in a hook wrapper; None if there is none."""
+    """The exception that the guard's code raised, also in a hook wrapper; None if there is none.
+
+    One that the call itself raised, where the guard made it, is of arguments that it does not have.
+    """
+    trace = error.__traceback__
+    if trace is None or trace.tb_next is None:
+        return None
     if isinstance(error, PluginHookError) and error.__cause__ is not None:
         error = error.__cause__
-    trace = error.__traceback__
+        trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
