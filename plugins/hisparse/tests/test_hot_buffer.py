@@ -115,13 +115,15 @@ class Model:
         self.row: list[int | None] = [None] * n_rows
         self.used = [0] * n_rows
         self.clock = self.hit = self.moved = 0
+        self.outgrown = False
 
     def _put(self, tokens: list[int], spared: set[int | None]) -> None:
         free = sorted(
             (row for row in range(self.n_rows) if self.row[row] not in spared - {None}),
             key=lambda row: (self.used[row], row),
         )
-        short = len(self.truth) <= self.n_rows
+        self.outgrown |= len(self.truth) > self.n_rows
+        short = not self.outgrown
         for token, row in zip(tokens, free, strict=False):
             self.row[token if short else row] = token
 
@@ -136,6 +138,13 @@ class Model:
         kept = list(range(start, len(self.truth)))[-self.n_rows :]
         self._put(kept, set())
         self._use(kept)
+
+    def truncate(self, n_tokens: int) -> None:
+        self.outgrown |= len(self.truth) > self.n_rows
+        del self.truth[n_tokens:]
+        for row, token in enumerate(self.row):
+            if token is not None and token >= n_tokens:
+                self.row[row], self.used[row] = None, 0
 
     def fits(self, selected: set[int]) -> bool:
         newest = {len(self.truth) - 1} & set(self.row)
@@ -241,6 +250,17 @@ class HotBufferMachine(RuleBasedStateMachine):
         model.append(self._append(self.buffer, layer, n))
         newest = len(model.truth) - 1
         assert newest in self.buffer.resident_tokens(layer).tolist()
+
+    @precondition(lambda self: self.buffer is not None)
+    @rule(n=st.integers(1, 6))
+    def reject(self, n: int) -> None:
+        """The last tokens were drafts."""
+        assert self.buffer is not None
+        n_tokens = max(0, max(len(model.truth) for model in self.models.values()) - n)
+        self.buffer.truncate(n_tokens)
+        for layer, model in self.models.items():
+            model.truncate(n_tokens)
+            assert self.buffer.n_tokens(layer) == len(model.truth)
 
     @precondition(lambda self: self.buffer is not None)
     @rule(layer=st.sampled_from(LAYERS), n_queries=st.integers(1, 3), data=st.data())
@@ -420,6 +440,29 @@ def test_an_append_without_a_host_page_is_refused_and_changes_nothing() -> None:
     assert ([bits(plane) for plane in hot.planes], bits(host.slab)) == before
     assert buffer.n_tokens(0) == 8
     assert buffer.resident_tokens(0).tolist() == list(range(8))
+
+
+def test_rows_of_rejected_drafts_are_the_first_to_be_used_again() -> None:
+    """G2: nothing that was resident before them makes room for the next tokens."""
+    pool, hot, host = make_pool(page_size=1)
+    buffer = HotBuffer(pool, taken(hot, 3), 3)
+    buffer.add_host_pages(host.allocator.allocate(8) or b"")
+    truth = decode(pool, buffer, 4)
+    assert buffer.n_rows == 4
+    served(pool, buffer, 0, select(0, 1))
+    decode(pool, buffer, 2)  # drafts, in the rows of tokens 2 and 3
+    buffer.truncate(4)
+    assert buffer.resident_tokens(0).tolist() == [0, 1]
+    truth |= decode(pool, buffer, 2)
+    assert sorted(buffer.resident_tokens(0).tolist()) == [0, 1, 4, 5]
+    buffer.truncate(3)  # fits the rows again, and token 0 is not in row 0 below
+    served(pool, buffer, 0, select(2))
+    decode(pool, buffer, 3)
+    served(pool, buffer, 0, select(0))
+    buffer.truncate(3)
+    for token in (1, 2, 0):
+        assert served(pool, buffer, 0, select(token)) == {token: truth[token]}
+        buffer.check_integrity()
 
 
 @pytest.mark.rule("H2")

@@ -7,8 +7,8 @@ a selection is one gather through the map, and one batched copy per plane for mi
     sequence   0 1 2 3 ... n-1      host slots   [page 0][page 1]...
                                     hot rows     row = slot of the request * page_size + offset
 
-While a sequence fits the buffer, token t sits in the request's row t and nothing is ever evicted
-(H6); behind that, the least recently selected row makes room, its lowest number first.
+While a sequence has fitted the buffer so far, token t sits in the request's row t and nothing is
+ever evicted (H6); behind that, the least recently selected row makes room, its lowest number first.
 """
 
 from __future__ import annotations
@@ -204,6 +204,19 @@ class HotBuffer:
             pair.hot[self._pool_rows[targets]] = new[n_new - kept :].to(pair.hot.device)
         row_map.place(tokens, targets)
         row_map.touch(targets)
+
+    def truncate(self, n_tokens: int) -> None:
+        """Take the tokens from position `n_tokens` on back, in every layer: rejected drafts.
+
+        Their hot rows are empty again, and the next tokens write over their host rows.
+
+        Raises:
+            ContractViolation: a closed buffer.
+        """
+        self._require_open("truncate")
+        for row_map in self._maps.values():
+            if row_map.n_tokens > n_tokens:
+                row_map.truncate(n_tokens)
 
     def swap_in(self, layer: int, topk: torch.Tensor) -> torch.Tensor:
         """Make the selected tokens resident and say where they are (H3).

@@ -27,13 +27,15 @@ class RowMap:
         row_of: token to row, int32 `[capacity + 1]`; -1 where not resident.
         token_at: row to token, int64 `[n_rows + 1]`; -1 where empty.
         last_used: row to clock value, int64 `[n_rows + 1]`; 0 where empty.
+        outgrown: whether there were more tokens than rows ever; if not, token t is in row t.
     """
 
-    __slots__ = ("clock", "last_used", "n_rows", "n_tokens", "row_of", "token_at")
+    __slots__ = ("clock", "last_used", "n_rows", "n_tokens", "outgrown", "row_of", "token_at")
 
     def __init__(self, n_rows: int, device: torch.device) -> None:
         self.n_rows = n_rows
         self.n_tokens = 0
+        self.outgrown = False
         self.clock = 0
         self.row_of = torch.full((1,), -1, dtype=torch.int32, device=device)
         self.token_at = torch.full((n_rows + 1,), -1, dtype=torch.int64, device=device)
@@ -42,11 +44,20 @@ class RowMap:
     def extend(self, n_tokens: int) -> None:
         """Lengthen the sequence to `n_tokens`; none of the new tokens is resident yet."""
         self.n_tokens = n_tokens
+        self.outgrown |= n_tokens > self.n_rows
         capacity = len(self.row_of) - 1
         if n_tokens > capacity:
             grown = self.row_of.new_full((max(n_tokens, capacity + capacity // 2) + 1,), -1)
             grown[:capacity] = self.row_of[:capacity]
             self.row_of = grown
+
+    def truncate(self, n_tokens: int) -> None:
+        """Shorten the sequence to `n_tokens`; the rows of the others are empty."""
+        self.row_of[n_tokens:] = -1
+        rows = (self.token_at >= n_tokens).nonzero()[:, 0]
+        self.token_at[rows] = -1
+        self.last_used[rows] = 0
+        self.n_tokens = n_tokens
 
     def rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
         """Rows of tokens, int32, -1 where padding, unknown or not resident."""
@@ -61,7 +72,7 @@ class RowMap:
 
         At least `n` rows must be outside `keep`.
         """
-        if self.n_tokens <= self.n_rows:
+        if not self.outgrown:
             return tokens
         age = self.last_used.clone()
         age[keep.long()] = NEVER

@@ -246,6 +246,9 @@ class SessionCache(Cache):
                 layer.end_states()
         self._note(self.sessions, kept)
         for session, n in zip(self.sessions, kept):
+            if n < n_new and self.memory.sparse is not None:
+                with torch.inference_mode():  # as the pass, whose maps it changes
+                    session.hot_buffer.truncate(session.computed)
             session.end_step(n)
         for layer in self._paged:
             layer.begin_pages()

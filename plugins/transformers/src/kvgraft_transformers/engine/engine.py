@@ -50,8 +50,7 @@ class Engine:
         drafter: proposes drafts where `settings.max_drafts` allows some; prompt lookup by default.
 
     Raises:
-        ConfigError: drafts, of which the memory's cache has none, or which a sparse model's rows on
-            the host cannot take back.
+        ConfigError: more drafts than the memory's cache has slots for.
 
     Attributes:
         totals: counts since it was opened.
@@ -480,18 +479,13 @@ def _check_drafts(memory: ModelMemory, max_drafts: int) -> None:
     """Refuse drafts that a memory cannot take.
 
     Raises:
-        ConfigError: its cache has slots for fewer, or it is sparse.
+        ConfigError: its cache has slots for fewer.
     """
     allowed = memory.cache.config.max_drafts
     if max_drafts > allowed:
         raise ConfigError(
             f"EngineSettings: max_drafts={max_drafts}, the memory's cache has max_drafts={allowed};"
             f" open the memory with max_drafts={max_drafts}"
-        )
-    if max_drafts and memory.sparse is not None:
-        raise ConfigError(
-            f"EngineSettings: max_drafts={max_drafts} with sparse_on_host: rows of rejected drafts "
-            "cannot be taken back from the host; leave one of them out"
         )
 
 
