@@ -156,7 +156,7 @@ def a_key_of_two_running_requests(put: Patch) -> None:
 def tokens_of_a_step_behind_others(put: Patch) -> None:
     scene = Scene(plain=True)
 
-    def anywhere(self: Stepper, batch: Batch) -> None:
+    def anywhere(self: Stepper, batch: Batch, counts: object) -> None:
         batch.keys = [request.key.data for request in batch.requests]
 
     put.into(scene.cache.stepper, _expect_at_end=anywhere)

@@ -77,15 +77,12 @@ def a_window_is_one_page_short(patch: Patch) -> None:
 
 @mutant("everything", "L1", "T6", "T8")
 def a_release_unpins_one_page_too_few(patch: Patch) -> None:
-    unpin = pinning._unpin
+    unpin = pinning._unpin_path
 
-    def forgetful(tree: Any, component: Any, anchor: Node, segment: tuple[Span, ...]) -> None:
-        low = max(0, anchor.start) if component.is_prefix_closed else None
-        if low:
-            segment = tuple(Span(min(1, span.end), span.end) for span in segment)
-        unpin(tree, component, anchor, segment)
+    def forgetful(tree: Any, component: Any, anchor: Node, span: Span) -> None:
+        unpin(tree, component, anchor, Span(min(1, span.end), span.end) if anchor.start else span)
 
-    patch.setattr(pinning, "_unpin", forgetful)
+    patch.setattr(pinning, "_unpin_path", forgetful)
 
 
 @mutant("everything", "T10", "T6", "T8", "L3", "L1")

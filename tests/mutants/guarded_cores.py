@@ -143,7 +143,7 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a node whose pins are gone is no candidate": BadCore(
         ("T7",),
         "tree/pinning.py",
-        "if deepest is not None and tree.is_leaf(deepest, DEVICE):",
+        "if tree.is_leaf(lowest, DEVICE):",
         "if False:",
     ),
     # -- eviction
@@ -739,9 +739,9 @@ GUARDED_CORES: dict[str, BadCore] = {
     ),
     "an expired pin on HOST outlives the load-back": BadCore(
         ("L1", "T8", "L3", "H8", "H4"),
-        "tree/pinning.py",
-        ("    if not tree.homes_on_host:\n        release_host(tree, receipt)"),
-        ("    if tree.homes_on_host:\n        release_host(tree, receipt)"),
+        "serving.py",
+        "            if not self.tree.homes_on_host:\n",
+        "            if self.tree.homes_on_host:\n",
     ),
     "a step takes no notice of states that are due": BadCore(
         ("I7", "M8", "I10"),

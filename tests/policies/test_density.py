@@ -1,4 +1,4 @@
-"""`density` counts each sample once, tells the time by tokens, and forgets in order of use."""
+"""`density` counts each prefix once, tells the time by tokens, and forgets in order of use."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from kvgraft_density.policy import MOST_RANKED, Clock, Density, DensityOrder
 
 from ..counting import lines_run
 
-SAMPLED_SUM = 16
-"""A checksum that is learnt from."""
+SUM = 16
+"""A checksum."""
 
 
 def use(prefixes: Prefixes, sums: Iterable[int], clock: int) -> Visit:
@@ -48,19 +48,35 @@ def named(prefixes: Prefixes) -> set[int]:
 
 
 def away(prefixes: Prefixes) -> set[int]:
-    return {each for part in prefixes._away for each in part}
+    own: dict[int, set[int]] = {}
+    for part in prefixes._trails:
+        for each, trail in part.items():
+            own.setdefault(id(trail), set()).add(each)
+    listed = [trail for _, trail in prefixes._uses]
+    assert own == {id(trail): set(trail.sums) for trail in listed}
+    for trail in listed:
+        below = [each for each in listed if each.parent is trail]
+        assert trail.n_children == len(below)
+        assert all(each.end - len(each.sums) == trail.end for each in below)
+    uses = {id(trail.away): trail.away for trail in listed if trail.away is not None}
+    assert prefixes._n_away == len(uses)
+    for which, use in uses.items():
+        assert use.n == sum(len(trail.sums) for trail in listed if id(trail.away) == which)
+    return {
+        each for part in prefixes._trails for each, trail in part.items() if trail.away is not None
+    }
 
 
 def test_a_prefix_is_away_from_its_last_end_to_its_next_use() -> None:
     prefixes = Prefixes(64 * 16, 1 << 20)
-    visits = [use(prefixes, [SAMPLED_SUM], 0) for _ in range(3)]
-    prefixes.ended(visits[0], [SAMPLED_SUM], 5, 10)
-    prefixes.ended(visits[1], [SAMPLED_SUM], 6, 20)  # the others ran meanwhile
+    visits = [use(prefixes, [SUM], 0) for _ in range(3)]
+    prefixes.ended(visits[0], [SUM], 5, 10)
+    prefixes.ended(visits[1], [SUM], 6, 20)  # the others ran meanwhile
     prefixes.age(20 + 15)
-    prefixes.ended(visits[2], [SAMPLED_SUM], 7, 40)
+    prefixes.ended(visits[2], [SUM], 7, 40)
     assert (prefixes.reached[5][0], prefixes.reached[6][0]) == (0, 0)
     assert prefixes.reused == {}
-    use(prefixes, [SAMPLED_SUM], 40 + 5 * 16)
+    use(prefixes, [SUM], 40 + 5 * 16)
     assert prefixes.reached[7] == [1, 1, 1, 1, *[0] * 10]
     assert prefixes.reused == {7: [0, 0, 0, 1, *[0] * 10]}
     assert (prefixes.n_reuses, prefixes.n_returns) == (1, 1)
@@ -68,37 +84,37 @@ def test_a_prefix_is_away_from_its_last_end_to_its_next_use() -> None:
 
 def test_prefixes_that_stay_away_count_in_each_bin_they_reach() -> None:
     prefixes = Prefixes(64 * 16, 1 << 20)
-    for each in (SAMPLED_SUM, 2 * SAMPLED_SUM):
+    for each in (SUM, 2 * SUM):
         prefixes.ended(use(prefixes, [each], 0), [each], 0, 0)
     prefixes.age(15)
     assert prefixes.reached == {0: [2, *[0] * 13]}
-    use(prefixes, [SAMPLED_SUM], 17)
+    use(prefixes, [SUM], 17)
     prefixes.age(33)
     assert prefixes.reached == {0: [2, 2, 1, *[0] * 11]}
     prefixes.age(1 << 40)
     assert prefixes.reached == {0: [2, 2, *[1] * 12]}
 
 
-def test_samples_do_not_pile_up_while_nothing_is_given_out() -> None:
+def test_uses_do_not_pile_up_while_nothing_is_given_out() -> None:
     prefixes = Prefixes(64, 1 << 20)
     for _ in range(300):
-        prefixes.ended(use(prefixes, [SAMPLED_SUM], 5), [SAMPLED_SUM], 0, 5)
+        prefixes.ended(use(prefixes, [SUM], 5), [SUM], 0, 5)
         prefixes.age(5)
     assert sum(map(len, prefixes._ageing + prefixes._swept)) <= 67
 
 
-def test_no_request_sweeps_all_samples_that_are_away_no_more() -> None:
-    """Of 2,048 samples 1,948 were used again, 100 between them not: these stay, in their order."""
+def test_no_request_sweeps_all_uses_that_were_gone_on_with() -> None:
+    """Of 2,048 uses 1,948 were gone on with, 100 between them not: these stay, in their order."""
     prefixes = Prefixes(64, 1 << 30)
     uses = []
     for number in range(2048):
-        sums = [SAMPLED_SUM * (number + 1)]
+        sums = [SUM * (number + 1)]
         uses.append((number % 20 == 10, sums))
         prefixes.ended(use(prefixes, sums, 5), sums, 0, 5)
     for stays, sums in uses:
         if not stays:
             use(prefixes, sums, 5)
-    first = [each for each in prefixes._ageing[0] if each.is_away]
+    first = [each for each in prefixes._ageing[0] if each.n]
     before, n_calls = 2048, 0
     while n_calls == 0 or prefixes._swept[0]:
         assert prefixes.age(5)
@@ -110,10 +126,10 @@ def test_no_request_sweeps_all_samples_that_are_away_no_more() -> None:
     assert len(first) == 102
 
 
-def test_no_request_counts_all_samples_that_grew_older() -> None:
+def test_no_request_counts_all_uses_that_grew_older() -> None:
     prefixes = Prefixes(64, 1 << 30)
-    for part in range(256):
-        sums = [part << 56 | SAMPLED_SUM * number for number in range(1, 9)]
+    for number in range(2048):
+        sums = [SUM * (number + 1)]
         prefixes.ended(use(prefixes, sums, 0), sums, 0, 0)
     n_counted, n_calls, is_done = 2048, 0, False
     while not is_done:
@@ -123,7 +139,6 @@ def test_no_request_counts_all_samples_that_grew_older() -> None:
         n_calls += 1
     assert n_calls >= 3 * 2048 // 512
     assert prefixes.reached[0] == [2048] * 4 + [0] * 10
-    assert max(map(len, prefixes._away)) == 8
 
 
 def test_a_prefix_that_is_used_again_and_again_is_not_forgotten() -> None:
@@ -145,14 +160,14 @@ def test_the_prefixes_of_the_oldest_use_are_forgotten_but_not_those_used_since()
     assert remembered(prefixes, range(1, 80, 2))[0] == 3
 
 
-def test_a_use_that_is_forgotten_while_its_request_runs_leaves_nothing() -> None:
+def test_a_use_that_is_forgotten_while_its_request_runs_is_remembered_from_its_end() -> None:
     prefixes = Prefixes(64, 1)
     running = use(prefixes, [1, 3], 0)
     for number in range(40):
         use(prefixes, [1001 + 4 * number, 1003 + 4 * number], 1)
-    prefixes.ended(running, [1, 3, 5, SAMPLED_SUM], 0, 2)
-    assert remembered(prefixes, [1, 3, 5, SAMPLED_SUM]) == (0, None)
-    assert not away(prefixes)
+    prefixes.ended(running, [1, 3, 5, SUM], 0, 2)
+    assert remembered(prefixes, [1, 3, 5, SUM])[0] == 4
+    assert away(prefixes) == {1, 3, 5, SUM}
 
 
 def test_no_request_waits_for_the_whole_directory_to_be_made_larger() -> None:
@@ -170,7 +185,8 @@ def test_a_sequence_used_for_ever_takes_no_more_memory() -> None:
     for clock in range(2000):
         prefixes.ended(use(prefixes, range(1, 30), clock), list(range(1, 32)), 0, clock)
         prefixes.ended(use(prefixes, [], clock), [], 0, clock)
-    assert prefixes._n_sums == sum(1 + len(trail.sums) for _, trail in prefixes._uses) <= 4 * 64
+    assert named(prefixes) == away(prefixes) == set(range(1, 32))
+    assert len(prefixes._uses) == 2
 
 
 def test_short_prompts_that_grow_long_are_forgotten_in_their_turn() -> None:
@@ -179,7 +195,7 @@ def test_short_prompts_that_grow_long_are_forgotten_in_their_turn() -> None:
         prefixes.ended(use(prefixes, [], number), [1001 + 2 * number], 0, number)
     assert remembered(prefixes, [1001]) == (0, None)
     assert remembered(prefixes, [1399])[0] == 1
-    assert prefixes._n_sums == sum(1 + len(trail.sums) for _, trail in prefixes._uses)
+    assert len(away(prefixes)) == prefixes._n_prefixes <= 64 + 4
 
 
 def test_a_request_that_goes_on_otherwise_leaves_the_prefixes_of_its_beginning() -> None:
@@ -198,7 +214,7 @@ def test_sequences_that_share_a_beginning_are_forgotten_whole() -> None:
             prefixes.ended(use(prefixes, sums, clock), sums, 0, clock)
     assert len(named(prefixes)) <= 64
     assert away(prefixes) <= named(prefixes)
-    assert prefixes._n_sums == sum(1 + len(trail.sums) for _, trail in prefixes._uses)
+    assert len(away(prefixes)) == prefixes._n_prefixes <= 64 + 4
 
 
 @pytest.mark.parametrize(
@@ -439,14 +455,6 @@ def test_ages_that_nothing_reached_are_taken_to_be_as_those_before() -> None:
     rates = Rates(sampled({0: young}, {0: [0, 0, 900, *[0] * 11]}), ())
     assert rates.of(0)[1] < 0.05
     assert all(rate > 0.8 for rate in rates.of(0)[2:])
-
-
-def test_a_small_directory_learns_from_more_of_its_prefixes() -> None:
-    few, many = Prefixes(64, 1 << 16), Prefixes(64, 1 << 26)
-    for prefixes in (few, many):
-        for each in range(64):
-            prefixes.ended(use(prefixes, [each], 0), [each], 0, 0)
-    assert (len(away(few)), len(away(many))) == (64, 4)
 
 
 def test_scores_stay_as_they_were_learnt_whenever_they_are_asked_for() -> None:

@@ -334,7 +334,8 @@ class Serving:
         if request.receipt.host_from is not None:
             request.expect_loaded()
             request.waits = []
-            pinning.release_host_copy(self.tree, request.receipt)
+            if not self.tree.homes_on_host:
+                pinning.release_host(self.tree, request.receipt)
         page = request.computed // self.tree.page_size
         within = pages <= 0 or self.pages.has_promise_left(request.components, pages)
         if not within:

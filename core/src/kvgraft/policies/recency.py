@@ -115,9 +115,11 @@ class RecencyQueue:
 
     def take_first(self, above: int, until: int) -> tuple[int, Any] | None:
         """Take `first`."""
-        entry = self.first(above, until)
-        if entry is not None:
-            self._remove(*self._place(above))
+        chunk, at = self._place(above)
+        entry = self.entry(chunk, at)
+        if entry is None or entry[0] > until:
+            return None
+        self._remove(chunk, at)
         return entry
 
     def entry(self, chunk: int, at: int) -> tuple[int, Any] | None:

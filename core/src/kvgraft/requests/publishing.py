@@ -22,7 +22,7 @@ from kvgraft.tree.keys import TOKEN_BYTES, common_prefix_pages
 from kvgraft.tree.node import Node
 from kvgraft.tree.pinning import NO_PAGE
 from kvgraft.tree.tree import Tree
-from kvgraft.types import Span
+from kvgraft.types import Span, new_span
 
 
 class Retained(NamedTuple):
@@ -58,7 +58,7 @@ class Offers:
             if isinstance(part, RequestState):
                 holdings.append(self._states_out(request, part, end))
                 continue
-            private = [Span(end, NO_PAGE)]
+            private = [new_span((end, NO_PAGE))]
             if retained is not None:
                 private = sorted([*retained.pages[component.index], *private])
             below = part.take_out(private)

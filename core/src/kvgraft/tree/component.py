@@ -101,7 +101,7 @@ class Candidates:
         cell = node.cells[self.index]
         if cell.queued & self._place:
             return
-        line = self._line(node, cell)
+        line, lifetimes = self._line(node, cell.stamp), self._tree.lifetimes
         try:
             line.order.push(cell.stamp, node)
         except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
@@ -109,15 +109,15 @@ class Candidates:
             return
         cell.queued |= self._place
         line.n += 1
-        if self._tree.lifetimes is not None:
-            self._tree.lifetimes.entered(self, node, cell.stamp)
+        if lifetimes is not None:
+            lifetimes.entered(self, node, cell.stamp)
 
     def withdraw(self, node: Node) -> None:
         """Drop a node that is no longer a candidate; nothing happens if it is not entered."""
         cell = node.cells[self.index]
         if not cell.queued & self._place:
             return
-        line = self._line(node, cell)
+        line = self._line(node, cell.stamp)
         self._gone(node, cell, line)
         try:
             line.order.withdraw(cell.stamp, node)
@@ -182,9 +182,9 @@ class Candidates:
 
     # -- inside
 
-    def _line(self, node: Node, cell: Cell) -> _Line:
-        """Where a node belongs by now."""
-        stamp, lifetimes, lines = cell.stamp, self._tree.lifetimes, self._lines[node.tenant]
+    def _line(self, node: Node, stamp: int) -> _Line:
+        """Where a node with that stamp belongs by now."""
+        lines, lifetimes = self._lines[node.tenant], self._tree.lifetimes
         if stamp < FIRST_USE:  # `is_left_behind` as well, at each push and withdrawal
             return lines[LEFT]
         level = 0 if lifetimes is None else lifetimes.priority(stamp)

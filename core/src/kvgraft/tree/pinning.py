@@ -261,7 +261,11 @@ def release(tree: Tree, receipt: Receipt) -> None:
     if receipt.host_from is not None:
         release_host(tree, receipt)
     for component, segment in zip(tree.components, receipt.segments):
-        if segment and receipt.on_device:
+        if not segment or not receipt.on_device:
+            continue
+        if component.is_prefix_closed:
+            _unpin_path(tree, component, anchor, segment[0])
+        else:
             _unpin(tree, component, anchor, segment)
     if anchor.parent is not None and not anchor.live_device and not anchor.live_host:
         tree.prune(anchor)
@@ -276,12 +280,6 @@ def release_host(tree: Tree, receipt: Receipt) -> None:
     host_from, receipt.host_from = receipt.host_from, None
     for component, segment in zip(tree.components, receipt.segments):
         pin_host(tree, component, receipt.anchor, segment, host_from, -1)
-
-
-def release_host_copy(tree: Tree, receipt: Receipt) -> None:
-    """Release the HOST part where DEVICE has the data; not for components at home on HOST."""
-    if not tree.homes_on_host:
-        release_host(tree, receipt)
 
 
 def slide(tree: Tree, receipt: Receipt, position: int) -> None:
@@ -398,47 +396,57 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
     return moved // SLOT_BYTES
 
 
+def _unpin_path(tree: Tree, component: TreeComponent, anchor: Node, span: Span) -> None:
+    """`_unpin` of a component that needs every page."""
+    #   root ── 3 ── 3 ── 1 ── 1 anchor     pins do not rise downwards (T6): of the cells without
+    #   ...     2    2    0    0            a pin the lowest with data may be a candidate
+    index, home_is_host, moved = component.index, component.home_is_host, 0
+    node = anchor
+    while node.end > span.end:
+        node = node.parent  # type: ignore[assignment]
+    lowest, first = node, span.start
+    while node.end > first:
+        cell = node.cells[index]
+        cell.device_pins = pins = cell.device_pins - 1
+        slots = cell.device
+        if not pins and slots is not None:
+            moved += len(slots)
+        if home_is_host and tree.is_candidate(node, component, HOST):
+            component.pool(HOST).queue.push(node)
+        node = node.parent  # type: ignore[assignment]
+    if moved:
+        ledger = component.devices[anchor.tenant]
+        ledger.pinned -= moved // SLOT_BYTES
+        ledger.evictable += moved // SLOT_BYTES
+        while lowest.cells[index].device is None:
+            lowest = lowest.parent  # type: ignore[assignment]
+        if tree.is_leaf(lowest, DEVICE):
+            component.queue_device(lowest)
+
+
 def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Span, ...]) -> None:
     """Undo pins on DEVICE over `segment`; cells that became evictable are entered as candidates."""
-    #   last pin of a cell with data:  pinned -> evictable, and a candidate where it is the lowest
-    index = component.index
-    moved = 0
-    deepest: Node | None = None
-    if component.is_state:
-        cell = anchor.cells[index]
-        cell.device_pins -= 1
-        if not cell.device_pins:
-            if cell.device is not None:
-                moved = len(cell.device)
-                component.queue_device(anchor)
-            if component.home_is_host and tree.is_candidate(anchor, component, HOST):
-                component.pool(HOST).queue.push(anchor)
-    else:
-        prefix_closed, home_is_host = component.is_prefix_closed, component.home_is_host
-        for low, high in segment:
-            node = anchor
-            while node.end > high:
-                node = node.parent  # type: ignore[assignment]
-            while node.end > low:
-                cell = node.cells[index]
-                cell.device_pins = pins = cell.device_pins - 1
-                if not pins:
-                    if cell.device is not None:
-                        moved += len(cell.device)
-                        if prefix_closed:
-                            deepest = deepest or node
-                        else:
-                            component.queue_device(node)
-                    if home_is_host and tree.is_candidate(node, component, HOST):
-                        component.pool(HOST).queue.push(node)
-                node = node.parent  # type: ignore[assignment]
+    #   last pin of a cell with data:  pinned -> evictable, and a candidate
+    index, moved = component.index, 0
+    for low, high in segment:
+        node = anchor
+        while node.end > high:
+            node = node.parent  # type: ignore[assignment]
+        while node.end > low or component.is_state:
+            cell = node.cells[index]
+            cell.device_pins = pins = cell.device_pins - 1
+            if not pins and cell.device is not None:
+                moved += len(cell.device)
+                component.queue_device(node)
+            if not pins and component.home_is_host and tree.is_candidate(node, component, HOST):
+                component.pool(HOST).queue.push(node)
+            if component.is_state:
+                break
+            node = node.parent  # type: ignore[assignment]
     if moved:
-        moved //= SLOT_BYTES
         ledger = component.devices[anchor.tenant]
-        ledger.pinned -= moved
-        ledger.evictable += moved
-    if deepest is not None and tree.is_leaf(deepest, DEVICE):
-        component.queue_device(deepest)
+        ledger.pinned -= moved // SLOT_BYTES
+        ledger.evictable += moved // SLOT_BYTES
 
 
 def pin_host(

@@ -195,10 +195,7 @@ class Tree:
 
     def level(self, stamp: int) -> int:
         """The level of data with a stamp: its priority, or `EXPIRED`; 0 by default."""
-        if self.lifetimes is None:
-            return 0
-        level: int = self.lifetimes.level(stamp)
-        return level
+        return 0 if self.lifetimes is None else int(self.lifetimes.level(stamp))
 
     def tick(self) -> None:
         """Another use begins: its stamp is later than all before, and carries its class."""
@@ -535,9 +532,10 @@ class Tree:
         """Whether no node below holds data on a tier."""
         if node.children is None:
             return True
-        if tier is DEVICE:
-            return node.live_device == sum([cell.device is not None for cell in node.cells])
-        return node.live_host == sum([cell.host is not None for cell in node.cells])
+        live = node.live_device if tier is DEVICE else node.live_host
+        for cell in node.cells:
+            live -= (cell.device if tier is DEVICE else cell.host) is not None
+        return not live
 
     def is_candidate(self, node: Node, component: TreeComponent, tier: Tier) -> bool:
         """Definition of a victim for `component` on a tier (E1, T5, L5)."""

@@ -1,8 +1,8 @@
 """The policy's knowledge: prefixes that were seen, how they came back, what a class is worth.
 
 A bounded directory holds the checksum of each prefix, see `kvgraft.policies.policy`, with its last
-use. Of some, at least one in sixteen, the class of that use and its age are kept: from these the
-policy learns how likely data of a class comes back at an age. The garbage collector visits none.
+use. From the class of that use, and its age when the prefix is used again, the policy learns how
+likely data of a class comes back at an age. The garbage collector visits none of it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,6 @@ __all__ = [
     "bin_width",
 ]
 
-FEWEST_SAMPLED: Final = 15
-"""A prefix whose checksum ends in these bits as zeros is learnt from, in a large directory."""
-
-ENOUGH_SAMPLES: Final = 2048
-"""A smaller directory learns from more of its prefixes, or from all."""
-
 REMEMBERED_CAPACITIES: Final = 8
 """The directory holds as many prefixes as so many times the largest pool has tokens for."""
 
@@ -40,7 +34,10 @@ PART_SHIFT: Final = 56
 """A checksum's bits above it number the part of the directory: a large dictionary grows slowly."""
 
 MOST_AGED: Final = 512
-"""Samples that `Prefixes.age` looks at in one call."""
+"""Stays that `Prefixes.age` looks at in one call."""
+
+MOST_SWEPT: Final = 32
+"""Trails that one request looks at to find some to forget."""
 
 N_BINS: Final = 14
 """Bins of age, each twice as wide as the one before; the last one is open."""
@@ -67,28 +64,60 @@ def bin_width(number: int) -> int:
 
 
 @mypyc_attr(acyclic=True)
-class Trail:
-    """A sequence as it was used last; it grows with the requests that continue it.
+class Away:
+    """The prefixes of a request since its end.
 
     Attributes:
-        sums: checksums of its prefixes; none once it is forgotten.
-        sampled: those of them that are learnt from.
-        n_seen: how many of them had been used before its last use.
-        clock: when that ended; while it runs, when it was admitted.
-        pace: slots' tokens used between its uses, as a mean; None at the first.
-        number: of its last use, among those of all; 0 where it is not remembered.
+        its_class, clock: class and time of that end.
+        n: how many of them were neither used again since, nor forgotten.
+        number: the bin of age that they were counted to reach.
     """
 
-    __slots__ = ("clock", "n_seen", "number", "pace", "sampled", "sums")
+    __slots__ = ("clock", "its_class", "n", "number")
 
-    def __init__(self) -> None:
-        self.number = 0
-        self.sums: list[int] = []
-        self.sampled: list[int] = []
-        self.n_seen = 0
-        self.clock = 0
+    def __init__(self, its_class: int, clock: int) -> None:
+        self.its_class = its_class
+        self.clock = clock
+        self.n = self.number = 0
+        untrack((self,))
+
+
+@mypyc_attr(acyclic=True)
+class Trail:
+    """Prefixes that were always used together, each going on with the one before.
+
+    Attributes:
+        sums: their checksums; none once they are forgotten.
+        end: how many prefixes the last one has, and itself.
+        parent: the trail that they go on with; None at the start of a sequence.
+        n_children: trails that go on with them.
+        n_seen: how many of the prefixes up to `end` had been used before their last use.
+        clock: when that ended; while it runs, when it was admitted.
+        pace: slots' tokens used between their uses, as a mean; None at the first.
+        away: they and others of that use since it ended; None while it runs.
+        number: of their last use, among those of all.
+    """
+
+    __slots__ = (
+        "away",
+        "clock",
+        "end",
+        "n_children",
+        "n_seen",
+        "number",
+        "pace",
+        "parent",
+        "sums",
+    )
+
+    def __init__(self, sums: list[int], end: int, parent: Trail | None) -> None:
+        self.sums = sums
+        self.end = end
+        self.parent = parent
+        self.n_children = self.n_seen = self.clock = self.number = 0
         self.pace: int | None = None
-        untrack((self, self.sampled))
+        self.away: Away | None = None
+        untrack((self, sums))
 
 
 class Visit:
@@ -97,38 +126,22 @@ class Visit:
     Attributes:
         sums: checksums of the prompt's prefixes.
         n_seen: how many of them were seen before.
-        trail: the last use of the longest of those, None where there is none; once the request is
-            admitted its own.
+        trail: that of the longest of those; None where there is none. Once the request is admitted
+            that of its own last one.
+        n_changes: changes of the directory before.
         pace: as in `Trail`.
         its_class: its class before its end.
     """
 
-    def __init__(self, sums: list[int], n_seen: int, trail: Trail | None) -> None:
+    __slots__ = ("its_class", "n_changes", "n_seen", "pace", "sums", "trail")
+
+    def __init__(self, sums: list[int], n_seen: int, trail: Trail | None, n_changes: int) -> None:
         self.sums = sums
         self.n_seen = n_seen
         self.trail = trail
+        self.n_changes = n_changes
         self.pace: int | None = None
         self.its_class = 0
-
-
-@mypyc_attr(acyclic=True)
-class _Sample:
-    """A prefix that is learnt from, since its last use.
-
-    Attributes:
-        its_class, clock: class and time of that use.
-        number: the bin of age that it was counted to reach.
-        is_away: whether it was not used again, nor forgotten.
-    """
-
-    __slots__ = ("clock", "is_away", "its_class", "number")
-
-    def __init__(self, its_class: int, clock: int) -> None:
-        self.its_class = its_class
-        self.clock = clock
-        self.number = 0
-        self.is_away = True
-        untrack((self,))
 
 
 class Prefixes:
@@ -154,20 +167,16 @@ class Prefixes:
         self.reached: dict[int, list[int]] = {}
         self.reused: dict[int, list[int]] = {}
         self.n_reuses = self.n_returns = 0
-        share = max(1, self.most // ENOUGH_SAMPLES)
-        self._sampled = min(FEWEST_SAMPLED, (1 << share.bit_length() - 1) - 1)
         self._trails: list[dict[int, Trail]] = [{} for _ in range(1 << 64 - PART_SHIFT)]
-        """The last use of each prefix, by part."""
-        self._n_prefixes = self._n_uses = self._n_away = 0
+        """The trail of each prefix, by part."""
+        self._n_prefixes = self._n_changes = self._n_uses = 0
         self._uses = RecencyQueue()
-        """All that are remembered, the one used least recently first."""
-        self._n_sums = 0
-        """Checksums in them."""
-        self._away: list[dict[int, _Sample]] = [{} for _ in self._trails]
-        """Sampled prefixes that were not used since, by part."""
-        self._ageing: list[deque[_Sample]] = [deque() for _ in range(N_BINS - 1)]
+        """All trails, by the number of a use that may have been their last."""
+        self._n_away = 0
+        """Ended requests that have prefixes away."""
+        self._ageing: list[deque[Away]] = [deque() for _ in range(N_BINS - 1)]
         """They in the bin they have reached, but the last one; oldest first, and some of before."""
-        self._swept: list[deque[_Sample]] = [deque() for _ in self._ageing]
+        self._swept: list[deque[Away]] = [deque() for _ in self._ageing]
         """Those of a bin that are older than the ones in `_ageing`: it is being swept."""
         untrack((*self._ageing, *self._swept))
 
@@ -175,40 +184,52 @@ class Prefixes:
         """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
         #   seen ├───────────────────────┤?       ?   ?  ?│ len(sums)      steps double, backwards,
         #        shorter ones of a seen prefix were, unless forgotten      and halve again
+        trails, trail = self._trails, None
         n_seen, unseen, step = len(sums), len(sums) + 1, 1
-        while n_seen > 0 and self._trail_of(sums[n_seen - 1]) is None:
+        while n_seen > 0:
+            last = sums[n_seen - 1]
+            trail = trails[last >> PART_SHIFT].get(last)
+            if trail is not None:
+                break
             unseen, n_seen, step = n_seen, n_seen - step, 2 * step
         n_seen = max(n_seen, 0)
         while unseen - n_seen > 1:
             middle = (n_seen + unseen) // 2
-            if self._trail_of(sums[middle - 1]) is None:
+            last = sums[middle - 1]
+            found = trails[last >> PART_SHIFT].get(last)
+            if found is None:
                 unseen = middle
             else:
-                n_seen = middle
-        return Visit(sums, n_seen, self._trail_of(sums[n_seen - 1]) if n_seen else None)
+                n_seen, trail = middle, found
+        if trail is None or not trail.end - len(trail.sums) < n_seen <= trail.end:
+            n_seen, trail = 0, None  # or another prefix has the same checksum
+        return Visit(sums, n_seen, trail, self._n_changes)
 
     def used(self, visit: Visit, clock: int) -> None:
         """A request uses prefixes; of those seen before this is a reuse. O(new prefixes)."""
-        sums, trail = visit.sums, visit.trail
-        if trail is None or len(trail.sums) != visit.n_seen:
-            trail = visit.trail = Trail()
-        if sums:
-            self._extend(trail, sums)
-            self._used_last(trail)
-        trail.n_seen, trail.clock, trail.pace = visit.n_seen, clock, visit.pace
-        n_reuses = self.n_reuses
-        for each in trail.sampled:
-            sample = self._take(each)
-            if sample is None:
-                continue
-            self.n_reuses += 1
-            number = bin_of((clock - sample.clock) // self.unit)
-            self.reused.setdefault(sample.its_class, [0] * N_BINS)[number] += 1
-            row = self.reached[sample.its_class]
-            for passed in range(sample.number + 1, number + 1):
-                row[passed] += 1
+        if visit.n_changes != self._n_changes:
+            found = self.visit(visit.sums)
+            visit.n_seen, visit.trail = found.n_seen, found.trail
+        n_seen, pace, n_reuses = visit.n_seen, visit.pace, self.n_reuses
+        above = visit.trail
+        if above is not None and above.end > n_seen:
+            above = visit.trail = self._cut(above, n_seen)
+        while above is not None:
+            if above.away is not None:
+                self._came_back(above.away, len(above.sums), clock)
+                above.away = None
+            self._n_uses += 1
+            above.number = self._n_uses
+            above.n_seen = n_seen if n_seen < above.end else above.end
+            above.clock, above.pace = clock, pace
+            above = above.parent
         self.n_returns += self.n_reuses > n_reuses
-        while self._n_prefixes > self.most or self._n_sums > 4 * self.most:
+        if n_seen < len(visit.sums):
+            trail = visit.trail = self._grown(visit.trail, visit.sums, n_seen)
+            trail.n_seen, trail.clock, trail.pace = n_seen, clock, pace
+        left = MOST_SWEPT
+        while left and self._n_prefixes > self.most:
+            left -= 1
             self._forget_oldest()
 
     def ended(self, visit: Visit, sums: list[int], its_class: int, clock: int) -> None:
@@ -216,31 +237,41 @@ class Prefixes:
 
         `sums` are those of the prompt and of more that it computed.
         """
+        if not sums:
+            return
         trail = visit.trail
-        assert trail is not None
-        trail.clock = clock
-        its = trail.sums
-        if len(its) == len(visit.sums) < len(sums) and its[-1:] == sums[: len(its)][-1:]:
-            self._extend(trail, sums)  # nobody went on with it, nor forgot it, nor cut its key
-        for each in trail.sampled:
-            sample = self._take(each)
-            if sample is not None:  # it was never away
-                row = self.reached[sample.its_class]
-                for number in range(sample.number + 1):
-                    row[number] -= 1
-            sample = _Sample(its_class, clock)
-            part = self._away[each >> PART_SHIFT]
-            part[each] = sample
-            untrack((part,))
-            self._n_away += 1
-            self._ageing[0].append(sample)
-            self.reached.setdefault(its_class, [0] * N_BINS)[0] += 1
+        if trail is None or trail.end != len(sums) or trail.sums[-1] != sums[-1]:
+            found = self.visit(sums)  # it computed more, or its key was cut, or it is forgotten
+            trail = found.trail
+            if trail is not None and trail.end > found.n_seen:
+                trail = self._cut(trail, found.n_seen)
+            if trail is not None and trail.away is not None:
+                self._was_there(trail.away, len(trail.sums))
+                trail.away = None
+            if found.n_seen < len(sums):
+                trail = self._grown(trail, sums, found.n_seen)
+        away = Away(its_class, clock)
+        while trail is not None:
+            n = len(trail.sums)
+            if trail.away is not None:
+                self._was_there(trail.away, n)
+            away.n += n
+            trail.away, trail.clock = away, clock
+            self._n_uses += 1
+            trail.number = self._n_uses
+            trail = trail.parent
+        self._n_away += 1
+        self._ageing[0].append(away)
+        row = self.reached.get(its_class)
+        if row is None:
+            row = self.reached[its_class] = [0] * N_BINS
+        row[0] += away.n
 
     def age(self, clock: int) -> bool:
         """Count bins that prefixes have reached while they were away; whether that is all.
 
-        Looks at `MOST_AGED` samples at most. Those that are away no more leave a bin at its front,
-        or as it is swept once most of it is of such:
+        Looks at `MOST_AGED` of them at most. Those that came back leave a bin at its front, or as
+        it is swept once most of it is of such:
 
             _swept[bin]     _ageing[bin]
             o o o o      ◄─ x o x x o x x     o away, x used again or forgotten
@@ -256,71 +287,110 @@ class Prefixes:
                 if not left:
                     return False
                 left -= 1
-                sample = oldest.popleft()
-                if sample.is_away:
-                    sample.number = number
-                    self.reached[sample.its_class][number] += 1
+                away = oldest.popleft()
+                if away.n:
+                    away.number = number
+                    self.reached[away.its_class][number] += away.n
                     if number < N_BINS - 1:
-                        self._ageing[number].append(sample)
+                        self._ageing[number].append(away)
             if swept or len(ageing) > 2 * self._n_away + 64:
                 while ageing and left:
                     left -= 1
-                    sample = ageing.popleft()
-                    if sample.is_away:
-                        swept.append(sample)
+                    away = ageing.popleft()
+                    if away.n:
+                        swept.append(away)
                 if not ageing:
                     self._ageing[number - 1], self._swept[number - 1] = swept, ageing
         return True
 
     # -- inside
 
-    def _trail_of(self, prefix: int) -> Trail | None:
-        """The last use of a prefix; None where it was not seen, or is forgotten."""
-        return self._trails[prefix >> PART_SHIFT].get(prefix)
+    def _grown(self, trail: Trail | None, sums: list[int], n_seen: int) -> Trail:
+        """The trail of the prefixes that go on with those of `trail`; it is not away."""
+        if trail is None or trail.n_children:
+            if trail is not None:
+                trail.n_children += 1
+            trail = Trail([], n_seen, trail)
+            self._enter(trail)
+        new = sums[n_seen:]
+        trail.sums += new
+        trail.end = len(sums)
+        self._n_prefixes += len(new)
+        self._note(new, trail)
+        return trail
 
-    def _extend(self, trail: Trail, sums: list[int]) -> None:
-        """The trail goes on with those of `sums` that it does not have."""
-        n_sums = len(trail.sums)
-        if not n_sums:
-            self._used_last(trail)
-            self._n_sums += 1
-        for each in sums[n_sums:]:
-            part = self._trails[each >> PART_SHIFT]
-            self._n_prefixes += each not in part
-            part[each] = trail
-            untrack((part,))
-            if not each & self._sampled:
-                trail.sampled.append(each)
-        self._n_sums += len(sums) - n_sums
-        trail.sums = sums
-        untrack((sums,))
+    def _cut(self, trail: Trail, at: int) -> Trail:
+        """Cut a trail behind prefix `at`, where another sequence leaves it; the new upper part."""
+        #   ─── parent ─── upper ─┬─ trail
+        #                      at └─ the other, grown from here
+        n_upper = at - trail.end + len(trail.sums)
+        upper = Trail(trail.sums[:n_upper], at, trail.parent)
+        del trail.sums[:n_upper]
+        trail.parent, upper.n_children = upper, 1
+        upper.n_seen = min(trail.n_seen, at)
+        upper.clock, upper.pace, upper.away = trail.clock, trail.pace, trail.away
+        self._enter(upper)
+        self._note(upper.sums, upper)
+        return upper
 
-    def _used_last(self, trail: Trail) -> None:
-        if trail.number:
-            self._uses.drop(trail.number, trail)
+    def _enter(self, trail: Trail) -> None:
+        """The last use of all is that of `trail`."""
         self._n_uses += 1
         trail.number = self._n_uses
         self._uses.push(trail.number, trail)
 
+    def _note(self, sums: list[int], trail: Trail) -> None:
+        """These prefixes are of `trail`."""
+        self._n_changes += 1
+        for each in sums:
+            part = self._trails[each >> PART_SHIFT]
+            part[each] = trail
+            untrack((part,))
+
+    def _came_back(self, away: Away, n: int, clock: int) -> None:
+        """So many prefixes were used again, in the bin of their age."""
+        its_class, number = away.its_class, bin_of((clock - away.clock) // self.unit)
+        self.n_reuses += n
+        reused = self.reused.get(its_class)
+        if reused is None:
+            reused = self.reused[its_class] = [0] * N_BINS
+        reused[number] += n
+        if number > away.number:
+            row = self.reached[its_class]
+            for passed in range(away.number + 1, number + 1):
+                row[passed] += n
+        away.n -= n
+        self._n_away -= not away.n
+
+    def _was_there(self, away: Away, n: int) -> None:
+        """So many prefixes were never away: another request went on using them."""
+        row = self.reached[away.its_class]
+        for number in range(away.number + 1):
+            row[number] -= n
+        away.n -= n
+        self._n_away -= not away.n
+
     def _forget_oldest(self) -> None:
+        """Forget the trail that was used longest ago, or enter one where it belongs by now."""
         oldest = self._uses.pop()
         assert oldest is not None
         trail: Trail = oldest[1]
-        sums, trail.sums, trail.sampled, trail.number = trail.sums, [], [], 0
-        self._n_sums -= 1 + len(sums)
-        for each in sums:
-            part = self._trails[each >> PART_SHIFT]
-            if part.get(each, trail) is trail:  # no other's
-                self._n_prefixes -= part.pop(each, None) is not None
-                self._take(each)
-
-    def _take(self, prefix: int) -> _Sample | None:
-        """A sampled prefix is used or forgotten: its sample, if it has one, grows no older."""
-        sample = self._away[prefix >> PART_SHIFT].pop(prefix, None)
-        if sample is not None:
-            sample.is_away = False
-            self._n_away -= 1
-        return sample
+        if trail.n_children:
+            self._enter(trail)
+            return
+        if trail.number != oldest[0]:
+            self._uses.push(trail.number, trail)
+            return
+        self._n_changes += 1
+        if trail.away is not None:
+            trail.away.n -= len(trail.sums)
+            self._n_away -= not trail.away.n
+        for each in trail.sums:
+            self._trails[each >> PART_SHIFT].pop(each, None)
+        self._n_prefixes -= len(trail.sums)
+        if trail.parent is not None:
+            trail.parent.n_children -= 1
+        trail.sums, trail.end, trail.parent, trail.away = [], 0, None, None
 
 
 # A class is refined in steps: what was known of the prompt, how fast its sequence goes on, the hint

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterator
+from itertools import islice
 from math import isqrt
 from typing import Any, Final
 
@@ -48,6 +49,9 @@ LEARN_EVERY: Final = 400
 AGE_EVERY: Final = 25
 """Requests between two counts of prefixes that grew older; at first also of the scores."""
 
+GENERATIONS_AT_ONCE: Final = 8
+"""After so many the places of candidates are listed anew, even if no victim was needed."""
+
 GENERATIONS_KEPT: Final = 1 << 15
 """Generations whose stamps are known exactly; of older ones every other is forgotten."""
 
@@ -74,8 +78,11 @@ MOST_RANKED: Final = 512
 MOST_RISEN: Final = 16
 """Candidates passed over for one victim because their cost rose: those of many rise at once."""
 
-MOST_ENTERED: Final = 32
-"""Candidates whose cost was not asked for yet: the call that enters them goes on changing it."""
+MOST_ENTERED: Final = 512
+"""Candidates whose cost was not asked for yet: most are used again before it matters."""
+
+MOST_ASKED: Final = 32
+"""Of how many of them the cost is asked for at each victim, those entered first."""
 
 
 def level_of(cost: int) -> int:
@@ -93,9 +100,10 @@ class Clock:
 
     def __init__(self) -> None:
         self.unit = 1
-        self.now = 0
+        self.now = self._edges_of = 0
         self._stamps: list[int] = [-LEFT_BEHIND]
         self._generations: list[int] = [0]
+        self._edges = [-LEFT_BEHIND] * N_BINS + [LEFT_BEHIND]
 
     def note(self, stamp: int, used: int) -> None:
         """Stamps after this one are made when so many slots' tokens were used."""
@@ -114,9 +122,18 @@ class Clock:
         """The generation in which a use was made."""
         return self._generations[max(0, bisect_left(self._stamps, stamp) - 1)]
 
-    def before(self, generation: int) -> int:
-        """The last stamp before a generation that has begun."""
-        return self._stamps[bisect_left(self._generations, generation)]
+    def edges(self) -> list[int]:
+        """By bin of ages, the last stamp that is too old for it; behind them the greatest of all.
+
+        The place before the first is the last: so those of bin `n` are above `[n]` and not
+        `[n - 1]`. The same list until a generation begins.
+        """
+        if self._edges_of != self.now:
+            self._edges_of = self.now
+            firsts = [max(0, self.now - oldest) for oldest in OLDEST]
+            edges = [self._stamps[bisect_left(self._generations, first)] for first in firsts]
+            self._edges = [*edges, LEFT_BEHIND]
+        return self._edges
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -139,6 +156,8 @@ class Density:
         self._n_uses = 0
         self._is_aged = True  # whether all prefixes that had grown older were counted
         self._n_tokens = 0  # of all prompts and outputs
+        self._used = 0
+        """The time: these tokens in slots; hits do not slow it down."""
         self._slots = self._slots_tokens = 1  # of the base component's largest pool
 
     def order(self, pool: Pool) -> Order:
@@ -154,10 +173,6 @@ class Density:
         self.clock.unit = self.prefixes.unit
         self._slots = max([pool.capacity for pool in self._bases.values()])
         self._slots_tokens = max(1, base_tokens)
-
-    def _used(self) -> int:
-        """The time: tokens that requests used so far, in slots; hits do not slow it down."""
-        return self._n_tokens * self._slots // self._slots_tokens
 
     def classify(self, use: Use) -> tuple[int, Any]:
         """Whether half of the prompt was seen before, how often, and how fast it goes on.
@@ -175,7 +190,7 @@ class Density:
         its_class = AGAIN if n_seen <= last.n_seen else 0
         if 2 * n_seen >= len(sums):
             its_class |= RETURNING
-            pace = self._used() - last.clock
+            pace = self._used - last.clock
             if last.pace is not None:
                 pace = isqrt(pace * last.pace)
                 its_class |= bin_of(pace // self.clock.unit) + 1 << PACE_SHIFT
@@ -186,7 +201,7 @@ class Density:
     def admitted(self, use: Use, stamp: int) -> None:
         """Count the prefixes of the prompt as used."""
         self._n_tokens += use.prompt_tokens
-        used = self._used()
+        used = self._used = self._n_tokens * self._slots // self._slots_tokens
         self.clock.note(stamp, used)
         self.prefixes.used(use.memo, used)
         self._n_uses += 1
@@ -221,13 +236,15 @@ class Density:
         """The request's class, with what the engine said of its future."""
         visit: Visit = use.memo
         n_tokens = len(use.tokens) // 4
-        self._n_tokens += max(0, n_tokens - use.prompt_tokens)
-        self.clock.note(stamp, self._used())
+        if n_tokens > use.prompt_tokens:
+            self._n_tokens += n_tokens - use.prompt_tokens
+            self._used = self._n_tokens * self._slots // self._slots_tokens
+            self.clock.note(stamp, self._used)
         its_class = visit.its_class if hint is None else visit.its_class | HINTS[hint]
         sums = visit.sums
         if len(sums) < n_tokens // PIECE_TOKENS:
             sums = prefix_sums(use, n_tokens)
-        self.prefixes.ended(visit, sums, its_class, self._used())
+        self.prefixes.ended(visit, sums, its_class, self._used)
         return its_class
 
     def describe(self, use_class: int) -> str:
@@ -241,14 +258,6 @@ class Density:
             words.append(f"every {n_tokens} tokens used or so")
         words += [hint.value for hint, bits in HINTS.items() if use_class & HINT_BITS == bits]
         return ", ".join(words)
-
-
-def _edges(clock: Clock) -> list[int]:
-    """By bin of ages, the last stamp that is too old for it; behind them the greatest one of all.
-
-    The place before the first is the last: so those of bin `n` are above `[n]` and not `[n - 1]`.
-    """
-    return [*[clock.before(max(0, clock.now - oldest)) for oldest in OLDEST], LEFT_BEHIND]
 
 
 class DensityOrder:
@@ -273,8 +282,8 @@ class DensityOrder:
 
     def __init__(self, base: Pool, clock: Clock, cost: Callable[[Any], int] | None = None) -> None:
         self._cost = cost
-        self._entered = RecencyQueue()
-        """Those whose cost was not asked for yet."""
+        self._entered: dict[int, tuple[int, Any]] = {}
+        """Those whose cost was not asked for yet, by identity of the node."""
         self._turn = (0, 0, 0)
         """Kind, chunk and place in it of the candidate whose cost is asked for again next."""
         self.tau = base.capacity
@@ -292,9 +301,9 @@ class DensityOrder:
         place stands above the kind. Some may have no candidates left."""
         self._listed: dict[int, float] = {}
         """The scores in the line by place."""
-        self._edges = _edges(clock)
+        self._edges = clock.edges()
         self._generation = clock.now
-        """The generation that these edges are of."""
+        """The generation that these edges are of; they hold for what is entered later, too."""
         self._place = -1
         """The only place of the lowest score; below 0 where it is not known."""
 
@@ -303,15 +312,20 @@ class DensityOrder:
         if self._cost is None:
             self._put(stamp, node, 0)
             return
-        self._entered.push(stamp, node)
-        self._ask(MOST_ENTERED)
+        entered = self._entered
+        entered[id(node)] = stamp, node
+        if len(entered) > MOST_ENTERED:
+            self._ask(1)
 
     def withdraw(self, stamp: int, node: Any) -> None:
         """Drop a candidate that was entered with that stamp."""
-        if self._entered.drop(stamp, node):
+        if self._entered.pop(id(node), None) is not None:
             return
-        for kind in self._kinds[class_of(stamp)]:
+        kinds = self._kinds[stamp & MAX_CLASSES - 1]
+        for at, kind in enumerate(kinds):
             if self._queues[kind].drop(stamp, node):
+                if at:  # kinds of many candidates come to stand first
+                    kinds[at - 1], kinds[at] = kind, kinds[at - 1]
                 return
         raise LookupError(f"{node!r} is not entered with stamp {stamp}")
 
@@ -319,7 +333,7 @@ class DensityOrder:
         """Take the candidate of the lowest score; the oldest one of equal ones."""
         cost = self._cost
         if cost is not None:
-            self._ask(0)
+            self._ask(MOST_ASKED)
             self._ask_again(cost)
         n_risen = 0
         while (taken := self._pop()) is not None:
@@ -360,19 +374,19 @@ class DensityOrder:
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in no order."""
-        yield from self._entered
+        yield from self._entered.values()
         for queue in self._queues.values():
             yield from queue
 
     # -- inside
 
     def _ask(self, most: int) -> None:
-        """Ask for the costs of all candidates but at most so many."""
-        cost = self._cost
-        while cost is not None and len(self._entered) > most:
-            entry = self._entered.pop()
-            assert entry is not None
-            self._put(entry[0], entry[1], level_of(cost(entry[1])))
+        """Ask for the cost of candidates that were entered, at most so many, the first ones."""
+        entered, cost = self._entered, self._cost
+        assert cost is not None
+        for which in list(islice(entered, most)):
+            stamp, node = entered.pop(which)
+            self._put(stamp, node, level_of(cost(node)))
 
     def _ask_again(self, cost: Callable[[Any], int]) -> None:
         """Ask for the cost of the next candidate again, and move it if it fell."""
@@ -394,14 +408,14 @@ class DensityOrder:
             self._put(stamp, node, level)
 
     def _put(self, stamp: int, node: Any, level: int) -> None:
-        kind = level << CLASS_BITS | class_of(stamp)
+        kind = level << CLASS_BITS | stamp & MAX_CLASSES - 1
         queue = self._queues.get(kind)
         if queue is None:
             queue, self._bins[kind] = RecencyQueue(), 0
             self._queues[kind] = queue
             self._kinds.setdefault(class_of(stamp), []).append(kind)
         queue.push(stamp, node)
-        if self._generation != self._clock.now:
+        if self._clock.now >= self._generation + GENERATIONS_AT_ONCE:
             self._grow_older()
         number = 0
         while stamp <= self._edges[number]:
@@ -450,9 +464,9 @@ class DensityOrder:
         return found
 
     def _grow_older(self) -> None:
-        """A generation has begun: list the places that candidates have come to."""
+        """Candidates have come to other places: list those."""
         self._generation, self._place = self._clock.now, -1
-        edges = self._edges = _edges(self._clock)
+        edges = self._edges = self._clock.edges()
         gone = [kind for kind, queue in self._queues.items() if queue.entry(0, 0) is None]
         for kind in gone:
             del self._queues[kind], self._bins[kind]
