@@ -90,7 +90,7 @@ def _fits(components: str, setting: dict[str, Any]) -> bool:
     return components != "hisparse" or "host_tokens" in setting
 
 
-@pytest.mark.parametrize("page_size", [1, 16, 64])
+@pytest.mark.parametrize("page_size", [1, 12, 16, 64])
 @pytest.mark.parametrize("components", ["full + swa", "full + swa + mamba"])
 def test_long_decodes_leave_the_same_behind(components: str, page_size: int) -> None:
     """Windows' pages are handed over once in 64 tokens; also where others split nodes meanwhile."""

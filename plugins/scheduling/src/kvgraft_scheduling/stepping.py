@@ -135,6 +135,9 @@ class Stepper:
         self.simple = not self.partial and not tree.homes_on_host
         self.mapped = [each for each in rows.paged if each.slots_per_page == 1]
         self.no_places = torch.zeros(0, dtype=torch.int64)
+        size = tree.page_size
+        self.page_bits = size.bit_length() - 1 if not size & size - 1 else -1
+        """The base-2 logarithm of the page size; -1 where that is no whole number."""
 
     def chosen(self, requests: Sequence[Request]) -> Bools | None:
         """Requests that a subclass sends down the slow path in this step; None for none."""
@@ -286,7 +289,8 @@ class Stepper:
                 batch.widths = self._up_to_states(batch)
             most = batch.n_tokens if batch.widths is None else batch.widths
             until = batch.length + (most + (size - 1))
-            batch.end = np.maximum(until // size, batch.first)
+            pages = until >> self.page_bits if self.page_bits >= 0 else until // size
+            batch.end = np.maximum(pages, batch.first)
         else:
             batch.end = batch.first
         if batch.requests:
@@ -591,7 +595,7 @@ class Stepper:
         self, rows: Ints, length: Ints, n_tokens: int, widths: Ints | None
     ) -> dict[str, torch.Tensor]:
         """Where the next `n_tokens` tokens of each request are written; of some fewer."""
-        size = self.tree.page_size
+        size, inside = self.tree.page_size, length
         beyond: Bools | None = None
         if not n_tokens:
             return {each.name: self.no_places for each in self.mapped}
@@ -602,7 +606,12 @@ class Stepper:
             if widths is not None:
                 beyond = (each >= widths[:, None]).reshape(-1)
                 length[beyond] = 0
-        pages = length // size if size > 1 else length
+        pages = length
+        if size > 1 and self.page_bits >= 0:  # several times as fast
+            pages, inside = length >> self.page_bits, length & size - 1
+        elif size > 1:
+            pages = length // size
+            inside = length - pages * size
         places = rows * self.rows.n_pages + pages
         found: dict[str, torch.Tensor] = {}
         for component in self.mapped:
@@ -614,7 +623,7 @@ class Stepper:
                 nowhere = mapping < 0 if component in self.partial else None
                 if size > 1:
                     mapping *= size
-                    mapping += length - pages * size
+                    mapping += inside
                 if nowhere is not None:
                     mapping[nowhere] = PADDING
                 if beyond is not None:
@@ -779,4 +788,4 @@ def _counts(n_computed: object, n_requests: int) -> Ints:
             f"step: n_computed {n_computed!r:.40}; give a whole number, 0 or more, or one for each "
             f"of {n_requests} requests"
         )
-    return np.broadcast_to(counts.astype(np.int64), (n_requests,))
+    return counts.astype(np.int64) if counts.shape else np.full(n_requests, counts, np.int64)
