@@ -72,23 +72,32 @@ def test_on_every_operation_and_hook_is_wrapped(mode: GuardMode) -> None:
 
 
 def test_a_class_that_wants_arguments_of_its_subclasses_can_be_guarded() -> None:
-    """And it hears of those that somebody wrote, not of the class that the guard makes."""
+    """It hears of those that somebody wrote, before and after; not of the class the guard makes."""
     heard: list[str] = []
 
-    class Named(Cache):
+    class Mixed:
+        """A base beside the cache."""
+
+    class Named(Mixed, Cache):
         def __init_subclass__(cls, *, title: str) -> None:
             heard.append(title)
 
     class Titled(Named, title="first"):
         """Titled."""
 
-    with Titled(parse_config({**SETTINGS, "guard": "on"})) as cache:
-        assert isinstance(cache, Titled)
-        assert type(cache) is not Titled
-        assert cache.guard is not None
-        cache.drain()
-        assert cache.guard.looked_at == 1
-    assert heard == ["first"]
+    for opened in (Titled, Named):
+        with opened(parse_config({**SETTINGS, "guard": "on"})) as cache:
+            assert isinstance(cache, opened)
+            assert type(cache) is not opened
+            assert cache.guard is not None
+            cache.drain()
+            assert cache.guard.looked_at == 1
+
+    class Later(Titled, title="second"):
+        """Titled later."""
+
+    assert heard == ["first", "second"]
+    assert "__init_subclass__" not in vars(Titled)
 
 
 class Listener:

@@ -29,23 +29,26 @@ if TYPE_CHECKING:
 __all__ = ["guarded_operations"]
 
 
-class _Unannounced:
-    """Keeps the class that the guard makes from the `__init_subclass__` of those behind it.
-
-    That may want arguments, or enter classes in a list.
-    """
-
-    def __init_subclass__(cls) -> None:
-        """Nothing to do."""
-
-
 def guarded_operations(plain: type[Cache]) -> type[Cache]:
     """`plain`, with the guard around its operations.
 
-    It adds no attribute to an instance, so a cache of class `plain` can become one of this class.
+    It has no other base, so a cache of class `plain` can become one of this class. No
+    `__init_subclass__` hears of it: that may want arguments, or enter classes in a list.
     """
+    if not any("__init_subclass__" in vars(each) for each in plain.__mro__[:-1]):
+        return _guarded(plain)
+    own = vars(plain).get("__init_subclass__")
+    plain.__init_subclass__ = classmethod(lambda cls: None)  # type: ignore[assignment]
+    try:
+        return _guarded(plain)
+    finally:
+        del plain.__init_subclass__
+        if own is not None:
+            plain.__init_subclass__ = own  # type: ignore[method-assign]
 
-    class Guarded(_Unannounced, plain):  # type: ignore[misc, valid-type]
+
+def _guarded(plain: type[Cache]) -> type[Cache]:
+    class Guarded(plain):  # type: ignore[misc, valid-type]
         __doc__ = plain.__doc__
 
         guard: Guard
