@@ -51,7 +51,7 @@ def expect_moved(sizes: npt.NDArray[np.int64], alignment: int, n_programs: int) 
     for read, write, size in zip(starts, targets, sizes):
         wanted[write : write + size] = source[read : read + size]
     pieces = starts + source.data_ptr(), targets + found.data_ptr(), sizes
-    move(Rows(kernels.ALL_MEMORY, *pieces), alignment, n_programs)
+    move(Rows(kernels.KernelCopies.ALL_MEMORY, *pieces), alignment, n_programs)
     assert found.equal(wanted), (sizes, alignment, n_programs)
 
 

@@ -9,7 +9,7 @@ launches one program for each multiprocessor, so the model waits for one wave of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -39,9 +39,6 @@ WARPS = 8
 
 MOST_KNOWN = 64
 """Sets of planes that are kept on the device, for each stream that reads them."""
-
-ALL_MEMORY = np.array([[0], [0], [1], [1], [1]], np.int64)
-"""`Rows.planes` of one plane whose rows are bytes at any address."""
 
 WORDS = {16: tl.int64, 8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.uint8}
 """The type of the words that are moved, by alignment in bytes."""
@@ -127,8 +124,12 @@ class KernelCopies:
         page_locked: see `Tables`.
 
     Attributes:
+        ALL_MEMORY: `Rows.planes` of one plane whose rows are bytes at any address. It is not a
+            name of the module: the interpreter of Triton before 3.3 compares these.
         programs: how many copy at once.
     """
+
+    ALL_MEMORY: ClassVar[Numbers] = np.array([[0], [0], [1], [1], [1]], np.int64)
 
     def __init__(self, device: torch.device, page_locked: Callable[[int], torch.Tensor]) -> None:
         self.programs = n_multiprocessors(device) or PROGRAMS
@@ -136,14 +137,14 @@ class KernelCopies:
         self._tables = Tables(page_locked)
         self._known: dict[tuple[int, int], Planes] = {}
         for tile_nbytes in TILES_NBYTES:
-            planes = torch.zeros(ALL_MEMORY.size, dtype=torch.int64, device=device)
+            planes = torch.zeros(self.ALL_MEMORY.size, dtype=torch.int64, device=device)
             rows = self._tables.fill([np.zeros(0, np.int64)])
             words = constants(16, tile_nbytes)
             copy_rows[(1,)](planes, 1, rows.address, 0, num_warps=WARPS, **words)
 
     def __call__(self, fragments: Fragments, stream: torch.Stream) -> None:
         """Submit pieces; see `Way`."""
-        self.move_rows(Rows(ALL_MEMORY, *fragments), stream)
+        self.move_rows(Rows(self.ALL_MEMORY, *fragments), stream)
 
     def move_rows(self, rows: Rows, stream: torch.Stream) -> None:
         """Submit rows; see `RowsWay`."""
