@@ -48,7 +48,7 @@ class SessionCache(Cache):
 
     Attributes:
         n_new: tokens the running forward pass computes per session; 0 between passes.
-        n_drafts: the last ones of them, which `keep` may reject.
+        n_drafts: the last ones of them, which `keep` may reject; of some sessions fewer.
 
     Raises:
         SessionError: one session for two rows.
@@ -68,7 +68,8 @@ class SessionCache(Cache):
                 raise SessionError(
                     f"rows {first} and {row} of a batch are the same session; open one per row"
                 )
-        self.n_new = self.n_drafts = self._n_drafts = 0
+        self.n_new = self.n_drafts = 0
+        self._drafts: list[int] = []
         self._kept_rows: list[int] | None = None
         self._keeps = True
         # on an accelerator a call costs more than to copy pages twice
@@ -119,15 +120,15 @@ class SessionCache(Cache):
 
         Args:
             n_new: tokens of each session, drafts included.
-            drafts: the last of them, equally many of each session, which `keep` must be told of
-                once the pass has run; none by default, if all are known.
+            drafts: the last of them by session, some or none, which `keep` must be told of once the
+                pass has run; by default all are known.
         """
         starts = [session.computed for session in self.sessions]
         self._rows = [
             session.key.tokens(start, start + n_new).tolist()
             for session, start in zip(self.sessions, starts)
         ]
-        self._n_drafts = len(drafts[0]) if drafts else 0
+        self._drafts = [len(each) for each in drafts]
         for row, more in zip(self._rows, drafts):
             row.extend(more)
         made = {"input_ids": torch.tensor(self._rows)}
@@ -177,16 +178,17 @@ class SessionCache(Cache):
                 f"differently in a padded batch ({refused}); run sessions of equal length together"
             )
         made = self.made("input_ids", tokens)
-        rows, n_drafts = (self._rows, self._n_drafts) if made else (tokens.tolist(), 0)
+        rows, drafts = (self._rows, self._drafts) if made else (tokens.tolist(), [])
+        drafts = drafts or [0] * batch
         self._inputs = {}  # of one pass
         for session, row in zip(self.sessions, rows):
             session.expect_next(row)
-        self._step = self._allocate(n_new, n_drafts)
-        for session, row in zip(self.sessions, rows):
+        self._step = self._allocate(n_new, max(drafts))
+        for session, row, n_drafts in zip(self.sessions, rows, drafts):
             session.begin_step(row[: n_new - n_drafts])
         self._columns.clear()
         self._slots.clear()
-        self.n_new, self.n_drafts = n_new, n_drafts
+        self.n_new, self.n_drafts = n_new, max(drafts)
         past = self.past
         padding = tuple(past - session.computed for session in self.sessions)
         if padding != self._padding:

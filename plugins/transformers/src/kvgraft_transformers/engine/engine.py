@@ -36,6 +36,9 @@ __all__ = ["Engine"]
 LOAD_BACK_WAIT_S = 0.05
 """Longest wait for a load-back when nothing else can run."""
 
+MOST_MISSES = 6
+"""Passes in a row whose drafts were all rejected, as far as they are counted."""
+
 PAUSE_S = 0.001
 """Pause while backups hold the pages that waiting requests need, or all wait for storage."""
 
@@ -266,22 +269,26 @@ class Engine:
     # -- inside
 
     def _propose(self, generation: Generation) -> Sequence[int]:
-        """Drafts for its next pass, which computes one token more: no more than it may produce."""
-        most = min(self.settings.max_drafts, generation.remaining - 1)
-        if most < 1 or generation.n_known > 1:
+        """Drafts for its next pass, behind the known tokens: no more than it may produce.
+
+        None for some passes where several in a row rejected all.
+        """
+        if generation.passes_to_skip:
+            generation.passes_to_skip -= 1
             return ()
-        return self.drafter.propose(generation.key, most)[:most]
+        most = min(self.settings.max_drafts + 1 - generation.n_known, generation.remaining - 1)
+        return self.drafter.propose(generation.key, most)[:most] if most > 0 else ()
 
     def _compute_alike(self, works: Iterable[Work]) -> bool:
         """The next tokens of each request, those that may share a pass together."""
-        alike: dict[tuple[int, int, int], list[Work]] = {}
+        alike: dict[tuple[int, int], list[Work]] = {}
         for work in works:
             assert work.generation.session is not None
             computed = work.generation.session.computed
             # passes that continue a state and passes that begin one take different paths through a
             # model
             kind = min(computed, 1) if self.memory.self_check.padding is None else computed
-            alike.setdefault((work.n_tokens, len(work.drafts), kind), []).append(work)
+            alike.setdefault((work.n_tokens, kind), []).append(work)
         for together in alike.values():
             self._compute(together)
         return bool(alike)
@@ -290,7 +297,7 @@ class Engine:
         """One pass over the next tokens of several requests, of each as many, drafts as well."""
         group = [work.generation for work in works]
         n_new, drafts = works[0].n_tokens, [work.drafts for work in works]
-        n_last = 1 + len(drafts[0])
+        n_last = 1 + max(map(len, drafts))
         cache = self._cache_for(group)
         arguments = {**cache.inputs(n_new, drafts), self._argument: cache}
         if self._keeps_last:
@@ -343,6 +350,8 @@ class Engine:
                 self._fail(generation, generation.session.error)
             elif not generation.n_known:
                 rows.append(row)
+        if 0 < len(rows) < len(group):
+            logits = torch.stack([logits[row] for row in rows])
         for row, choice in zip(rows, self._choose(group, rows, logits)):
             if isinstance(choice, Exception):
                 self._fail(group[row], choice)
@@ -354,16 +363,20 @@ class Engine:
 
         Args:
             works: one per row of the batch.
-            logits: `[n, 1 + n_drafts, vocabulary]`, behind the newest token and behind each draft.
+            logits: `[n, 1 + n_drafts, vocabulary]`, of the last tokens; a row has so many drafts or
+                fewer.
             cache: of the pass; it is told how many tokens count.
         """
         group = [work.generation for work in works]
         produced: list[list[tuple[Choice, FinishReason | None]]] = [[] for _ in works]
         errors: dict[int, Exception] = {}
-        rows = list(range(len(works)))
+        known = [work.n_tokens - len(work.drafts) for work in works]
+        rows = [row for row, n in enumerate(known) if n == group[row].n_known]
         for at in range(logits.shape[1]):
+            places = [at - len(works[row].drafts) - 1 for row in rows]
+            chosen = self._choose(group, rows, logits[rows, places])
             going: list[int] = []
-            for row, choice in zip(rows, self._choose(group, rows, logits[:, at])):
+            for row, choice in zip(rows, chosen):
                 if isinstance(choice, Exception):
                     errors[row] = choice
                     continue
@@ -372,10 +385,9 @@ class Engine:
                 if finish is None and works[row].drafts[at : at + 1] == (choice.token,):
                     going.append(row)
             rows = going
-        cache.keep([len(tokens) for tokens in produced])
+        cache.keep([n + max(0, len(tokens) - 1) for n, tokens in zip(known, produced)])
         for row, (work, tokens) in enumerate(zip(works, produced)):
-            self.totals.draft_tokens += work.n_found
-            self.totals.accepted_tokens += min(max(0, len(tokens) - 1), work.n_found)
+            self._count_drafts(work, max(0, len(tokens) - 1))
             assert work.generation.session is not None
             if work.generation.session.error is not None:
                 self._fail(work.generation, work.generation.session.error)
@@ -385,15 +397,23 @@ class Engine:
             if row in errors:
                 self._fail(work.generation, errors[row])
 
+    def _count_drafts(self, work: Work, n_accepted: int) -> None:
+        """Count a pass's drafts; the more in a row it rejected, the more go without (up to 16)."""
+        if not work.n_found:
+            return
+        generation, n_accepted = work.generation, min(n_accepted, work.n_found)
+        self.totals.draft_tokens += work.n_found
+        self.totals.accepted_tokens += n_accepted
+        generation.misses = 0 if n_accepted else min(generation.misses + 1, MOST_MISSES)
+        generation.passes_to_skip = 2**generation.misses // 4
+
     def _choose(
         self, group: Sequence[Generation], rows: Sequence[int], logits: torch.Tensor
     ) -> Sequence[Choice | Exception]:
-        """The next token of some requests of a group, from logits `[len(group), vocabulary]`."""
+        """The next token of some requests of a group, from logits `[len(rows), vocabulary]`."""
         if not rows:
             return []
         try:
-            if len(rows) < len(group):
-                logits = torch.stack([logits[row] for row in rows])
             return choose([group[row].sampler for row in rows], logits)
         except RuntimeError as error:  # torch's, such as of a lost device
             return [error] * len(rows)

@@ -94,6 +94,8 @@ class Generation:
         error: why it failed; None otherwise.
         submitted_at: the engine's clock when it came, in seconds.
         token_at: the same at its newest token; None before the first.
+        misses: passes in a row that rejected all of their drafts.
+        passes_to_skip: next passes without drafts.
         session: while it holds memory.
     """
 
@@ -115,6 +117,7 @@ class Generation:
         self.deferrals_left: int | None = None
         self.error: Exception | None = None
         self.was_admitted = False
+        self.misses = self.passes_to_skip = 0
         self.loading_since = 0.0
         self.session: Session | None = None
         self.sampler = Sampler(request.sampling, device, request.tokens, request.constraint)
