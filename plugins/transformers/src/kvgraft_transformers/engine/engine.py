@@ -371,7 +371,7 @@ class Engine:
         produced: list[list[tuple[Choice, FinishReason | None]]] = [[] for _ in works]
         errors: dict[int, Exception] = {}
         known = [work.n_tokens - len(work.drafts) for work in works]
-        rows = [row for row, n in enumerate(known) if n == group[row].n_known]
+        rows = list(range(len(works)))
         for at in range(logits.shape[1]):
             places = [at - len(works[row].drafts) - 1 for row in rows]
             chosen = self._choose(group, rows, logits[rows, places])
