@@ -364,23 +364,17 @@ class Publisher:
 
     def insert(self, request: Request, page: int) -> inserting.Inserted:
         """Offer private data up to boundary `page`; duplicates of tree data are freed (I1)."""
-        held = request.receipt.anchor
-        boundary = held.end
-        inserted = self._offer(request, page, None, held)
-        if held.end > boundary:  # it grew
-            pinning.advance(self.tree, request.receipt, held, boundary)
+        inserted = self._offer(request, page, None)
         self._queue(inserted)
         self.tree.prune(inserted.anchor)  # of a window that was left behind nothing came (T3)
         return inserted
 
-    def _offer(
-        self, request: Request, page: int, retained: Retained | None, leaf: Node | None = None
-    ) -> inserting.Inserted:
+    def _offer(self, request: Request, page: int, retained: Retained | None) -> inserting.Inserted:
         """`insert`, with no candidates entered so far, and without the pages `retained`."""
         key = request.key
         if self.points.matter and page:
             request.points.setdefault(page, END)
-        inserted = self._insert(request, page, retained, leaf)
+        inserted = self._insert(request, page, retained)
         request.last_point = max(request.last_point, page)
         key.found_at(inserted.anchor, request.root)
         return inserted
