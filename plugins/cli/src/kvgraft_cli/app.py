@@ -24,7 +24,7 @@ from kvgraft_cli.doctor import COMMANDS, doctor
 __all__ = ["main"]
 
 SET_BY = {"device_bytes": "--device-tokens", "host_bytes": "--host-tokens"}
-"""The options behind settings of other names; the others are called as their settings."""
+"""Options whose names differ from their settings."""
 
 REPLAY = (*PARTS["density"], *PARTS["guard"], *PARTS["sizes"], "plugins/replay")
 
@@ -37,19 +37,19 @@ ADDED_BY = {
     "serve": ("plugins/transformers/requirements.txt",),
     "storage": PARTS["storage"],
 }
-"""Commands of packages that are installed apart from the core, and where these are."""
+"""Commands of packages that are installed separately, and the packages."""
 
 
 class Commands(click.Group):
     """The core's subcommands and those of installed distributions."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names of both, sorted."""
+        """All names, sorted."""
         added = [each.name for each in published(COMMANDS)]
         return sorted({*super().list_commands(ctx), *added})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The core's own first; a broken one of others says so when it runs."""
+        """The core's commands first; a broken one of another package says so when it runs."""
         own = super().get_command(ctx, cmd_name)
         if own is not None:
             return own
@@ -80,7 +80,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does, which would take the last of an option's values and drop the others."""
+        """As in click, which would take the last value of a repeated option and drop the others."""
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None:
             _refuse_repeated(command, ctx, name, rest)
@@ -90,7 +90,7 @@ class Commands(click.Group):
 def _refuse_repeated(
     command: click.Command, parent: click.Context, name: str | None, arguments: list[str]
 ) -> None:
-    """Refuse an option of one value that is given twice, to a command or one of its own."""
+    """Refuse a single-valued option that is given twice, to a command or a subcommand."""
     with click.Context(command, parent, name, **command.context_settings) as ctx:
         _, rest, order = command.make_parser(ctx).parse_args(list(arguments))
         _expect_once(ctx, order)
@@ -111,7 +111,7 @@ def _expect_once(ctx: click.Context, order: list[click.Parameter]) -> None:
 
 
 def _unavailable(command: Published, reason: str) -> click.Command:
-    """A command that says why it is not there."""
+    """A command that says why it is not available."""
     name, owner = command.name, command.distribution or "an unknown distribution"
 
     def refuse() -> None:
@@ -136,7 +136,7 @@ cli.add_command(doctor)
 
 
 def _as_typed(message: str, arguments: Sequence[str]) -> str:
-    """A message that names the options that were typed, instead of the settings they became."""
+    """The message with the names of options instead of settings."""
     typed = {each.partition("=")[0] for each in arguments}
 
     def name(found: re.Match[str]) -> str:
@@ -148,13 +148,13 @@ def _as_typed(message: str, arguments: Sequence[str]) -> str:
 
 
 def _said(error: click.ClickException) -> str:
-    """Its message; an unknown option is answered with ours of that sense, or of a near name."""
+    """Its message; for an unknown option it suggests ours of that meaning or a similar name."""
     if isinstance(error, click.NoSuchOption) and error.ctx is not None:
         options = {option for each in error.ctx.command.params for option in each.opts}
         known = [each.lstrip("-").replace("-", "_") for each in options]
         name = error.option_name.lstrip("-").replace("-", "_")
         near = other_names(name, known, lambda each: "--" + each.replace("_", "-"))
-        near = near or list(error.possibilities or ())[:1]  # the nearest first
+        near = near or list(error.possibilities or ())[:1]  # most similar first
         if near:
             return f"no such option {error.option_name}; did you mean {' or '.join(near)}?"
     return error.format_message()
@@ -171,7 +171,7 @@ def main() -> None:
         sys.exit(130)
     except click.ClickException as error:
         message = _said(error)
-        if message.startswith("Usage:"):  # the help, where a subcommand is missing
+        if message.startswith("Usage:"):  # the help, if a subcommand is missing
             error.show()
         else:
             line = " ".join(message.split())

@@ -1,4 +1,4 @@
-"""Options of every command that opens caches, with one spelling, help and parsing."""
+"""Options of all commands that open caches, defined once."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def cut_tokens_option(default: int | None, said: str | None = None) -> Callable[
 
     Args:
         default: its default.
-        said: the default in the help, where it is no number.
+        said: the default in the help, if it is no number.
     """
     return click.option(
         "--cut-tokens",
@@ -115,10 +115,10 @@ def cut_tokens_option(default: int | None, said: str | None = None) -> Callable[
 
 
 def pool_sizes(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of the pools' sizes; where a budget is given, tokens count only if they are, too.
+    """Settings of the pools' sizes; with a budget, tokens count only if they are given, too.
 
     Args:
-        options: those of the command that runs, with `--device-tokens` and `--host-tokens`.
+        options: options of the command, with `--device-tokens` and `--host-tokens`.
     """
     sizes = {}
     source = click.get_current_context().get_parameter_source
@@ -146,10 +146,10 @@ def check_tenants(options: Mapping[str, Any]) -> None:
 
 
 def parse_tenants(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Tenants such as `trace:guarantee=0.5`, each name once: the setting `tenants` of a cache.
+    """The setting `tenants` from texts such as `trace:guarantee=0.5`, each name once.
 
     Raises:
-        ConfigError: one that is not of that form, or a name or an option given twice.
+        ConfigError: a text of another form, or a name or an option given twice.
     """
     tenants: dict[str, dict[str, Any]] = {}
     for text in texts:

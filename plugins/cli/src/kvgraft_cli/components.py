@@ -38,10 +38,10 @@ COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
 """The table's columns: heading, and the cell's text of a row."""
 
 LESS_TELLING = ("capabilities", "API", "distribution")
-"""Columns that are left out of a narrow terminal, the first first."""
+"""Columns that a narrow terminal leaves out, in this order."""
 
 POOLS = ((1, 1), (64, 4096), (128, 4096))
-"""Page sizes and tokens tried to see whether a component can be built: the smallest, and usual."""
+"""Page sizes and tokens with which building a component is tried: the smallest, and usual ones."""
 
 
 @click.command()
@@ -70,7 +70,7 @@ def components(*, build: bool, as_json: bool) -> None:
 
 
 def _table(rows: list[dict[str, object]], console: OutputConsole, without: str) -> Table:
-    """As many columns as the terminal holds, without one; nothing is cut (`--json`)."""
+    """A table of as many columns as fit the terminal; nothing is truncated."""
     columns = [column for column in COLUMNS if column != without]
     table = _of(columns, rows)
     console.widen(table)
@@ -85,7 +85,7 @@ def _table(rows: list[dict[str, object]], console: OutputConsole, without: str) 
 def _of(columns: list[str], rows: list[dict[str, object]]) -> Table:
     table = Table(title=f"components (core API {API_VERSION})", title_justify="left")
     for column in columns:
-        # A name that is broken up cannot be copied; a reach reads well over several lines.
+        # A wrapped name cannot be copied; a wrapped reach can be read.
         table.add_column(column, no_wrap=column in ("name", "status"), overflow="fold")
     for row in rows:
         table.add_row(*(Text(COLUMNS[column](row)) for column in columns))
@@ -93,7 +93,7 @@ def _of(columns: list[str], rows: list[dict[str, object]]) -> Table:
 
 
 def describe(found: Found, *, build: bool) -> dict[str, object]:
-    """One row of the list; with `build` also the reach, that of the default options."""
+    """One row of the list; with `build` also the reach with default options."""
     row: dict[str, object] = {
         "name": found.name,
         "distribution": found.distribution,
@@ -125,7 +125,7 @@ def describe(found: Found, *, build: bool) -> dict[str, object]:
 
 
 def default_shape(plugin: Plugin) -> ComponentShape:
-    """The component with its default options, over pools as small as it takes.
+    """The component with its default options and the smallest pools that it accepts.
 
     Raises:
         KvgraftError: it cannot be built.
@@ -145,7 +145,7 @@ def default_shape(plugin: Plugin) -> ComponentShape:
 
 
 def _own_option(name: str) -> str:
-    """The component and the first option that only it has, as in `swa:window`; else words."""
+    """The component and the first option of its own, as in `swa:window`; else a description."""
     try:
         (plugin,) = select([name])
     except KvgraftError:
@@ -159,9 +159,9 @@ def parse_options(subject: str, text: str, example: str) -> dict[str, str | list
     """`window=4096,n_layers=2` as options; `layers=0,2` or `layers=[0,2]` gives one a list.
 
     Args:
-        subject: begins an error's line.
-        text: what is parsed.
-        example: what an error shows as well written.
+        subject: begins an error message.
+        text: the text to parse.
+        example: a valid text for the error message.
 
     Raises:
         ConfigError: not of that form, or an option given twice.

@@ -11,21 +11,21 @@ from rich.measure import Measurement
 __all__ = ["OutputConsole"]
 
 UNBOUNDED = 10_000
-"""Columns nothing is as wide as."""
+"""More columns than any output has."""
 
 BROKEN_PIPE = 141
-"""The status a shell gives a program that SIGPIPE ended."""
+"""The exit status that a shell reports for a program that SIGPIPE ended."""
 
 
 class OutputConsole(Console):
     """Standard output; its reader may stop reading."""
 
     def measured(self, renderable: RenderableType) -> Measurement:
-        """The widths it needs so that no word is broken, and no line."""
+        """The widths that it needs so that nothing is wrapped."""
         return Measurement.get(self, self.options.update(max_width=UNBOUNDED), renderable)
 
     def widen(self, renderable: RenderableType) -> None:
-        """Make room for the next output, if it goes into a file or a pipe."""
+        """Widen the console for the next output, if it goes into a file or a pipe."""
         if not self.is_terminal and "COLUMNS" not in os.environ:
             self.width = max(self.width, self.measured(renderable).maximum)
 

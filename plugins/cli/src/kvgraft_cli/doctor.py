@@ -1,4 +1,4 @@
-"""`kvgraft doctor`: the installation in one page, and what of it cannot be used."""
+"""`kvgraft doctor`: the installation in one page, and its unusable parts."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ COMMANDS = "kvgraft.commands"
 """Entry points of this group are subcommands of other distributions."""
 
 CHECKUPS = "kvgraft.doctor"
-"""Entry points of this group look at more: functions of the URLs, which return sections."""
+"""Entry points of this group add sections: functions of the URLs that return sections."""
 
 VALUE_COLUMNS = 80
-"""Columns that a value takes at most; a longer one is wrapped."""
+"""Most columns of a value; a longer one is wrapped."""
 
 Rows = dict[str, Any]
 
@@ -101,7 +101,7 @@ def _devices() -> Rows:
 
 
 def _parts() -> Rows:
-    """The distribution that brings each part of a cache, or how to have it."""
+    """The distribution of each part of a cache, or how to install it."""
     found = {each.name: each for each in published(PARTS_GROUP)}
     return {
         name: f"not installed; {how_to_install(*paths)}"
@@ -117,7 +117,7 @@ def _commands() -> Rows:
 
 
 def _limits() -> Rows:
-    """Limits of this process that caches run into: None where there is none."""
+    """Limits of this process that matter to caches; None for no limit."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     none = resource.RLIM_INFINITY

@@ -1,4 +1,4 @@
-"""Options of the command line that are sizes; see `kvgraft.sizes`."""
+"""Types of command line options for sizes; see `kvgraft.sizes`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ByteCount", "PoolSize", "TokenCount", "WholeNumber"]
 
 
 class WholeNumber(click.IntRange):
-    """A number of things that have no unit."""
+    """A whole number without a unit."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """The number.
@@ -51,7 +51,7 @@ class TokenCount(click.IntRange):
 
 
 class PoolSize(TokenCount):
-    """A pool's size in tokens, or in bytes such as `40GB`, which stays as it is for the cache."""
+    """A pool's size in tokens, or in bytes such as `40GB`, which the cache parses."""
 
     name = "tokens|bytes"
 
@@ -72,7 +72,7 @@ class PoolSize(TokenCount):
 
 
 class ByteCount(TokenCount):
-    """A number of bytes such as `256MiB`; `4M` is refused, which is tokens elsewhere."""
+    """A number of bytes such as `256MiB`; `4M` is refused, since it means tokens elsewhere."""
 
     name = "size"
 

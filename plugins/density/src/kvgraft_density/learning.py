@@ -1,4 +1,4 @@
-"""The policy's knowledge: prefixes that were seen, how they came back, what a class is worth.
+"""Learns from requests: prefixes that were seen, how they were reused, and scores of classes.
 
 A bounded directory holds the checksum of each prefix, see `kvgraft.policies.policy`, with its last
 use. From the class of that use, and its age when the prefix is used again, the policy learns how
@@ -28,10 +28,11 @@ __all__ = [
 ]
 
 REMEMBERED_CAPACITIES: Final = 8
-"""The directory holds as many prefixes as so many times the largest pool has tokens for."""
+"""The directory holds the prefixes of so many times the tokens of the largest pool."""
 
 PART_SHIFT: Final = 56
-"""A checksum's bits above it number the part of the directory: a large dictionary grows slowly."""
+"""The bits above this one choose a part of the directory: one large dictionary would resize slowly.
+"""
 
 MOST_AGED: Final = 512
 """Stays that `Prefixes.age` looks at in one call."""
@@ -43,13 +44,13 @@ N_BINS: Final = 14
 """Bins of age, each twice as wide as the one before; the last one is open."""
 
 UNITS: Final = 64
-"""Bins of the width of the first one that make the base pool's capacity."""
+"""The base pool's capacity in widths of the first bin."""
 
 YOUNGEST = [0 if number == 0 else 1 << number - 1 for number in range(N_BINS)]
-"""The least age of each bin, in units."""
+"""The smallest age of each bin, in units."""
 
 OLDEST = [*[(1 << number) - 1 for number in range(N_BINS - 1)], 1 << 62]
-"""The greatest."""
+"""The largest age of each bin."""
 
 
 def bin_of(age: int) -> int:
@@ -92,7 +93,7 @@ class Trail:
         parent: the trail that they go on with; None at the start of a sequence.
         n_children: trails that go on with them.
         n_seen: how many of the prefixes up to `end` had been used before their last use.
-        clock: when that ended; while it runs, when it was admitted.
+        clock: the end of that use; while it runs, its admission.
         pace: slots' tokens used between their uses, as a mean; None at the first.
         away: they and others of that use since it ended; None while it runs.
         number: of their last use, among those of all.
@@ -125,12 +126,12 @@ class Visit:
 
     Attributes:
         sums: checksums of the prompt's prefixes.
-        n_seen: how many of them were seen before.
+        n_seen: how many of these were seen before.
         trail: that of the longest of those; None where there is none. Once the request is admitted
             that of its own last one.
         n_changes: changes of the directory before.
         pace: as in `Trail`.
-        its_class: its class before its end.
+        its_class: the request's class before its end.
     """
 
     __slots__ = ("its_class", "n_changes", "n_seen", "pace", "sums", "trail")
@@ -145,20 +146,21 @@ class Visit:
 
 
 class Prefixes:
-    """The directory, and how often prefixes of each class came back by age.
+    """The directory, and counts of reuses by class and age.
 
-    Ages are counted in slots of that pool, by the tokens that requests used: the same on every
-    rank, whatever the traffic's speed, and whatever is hit. The first bin is a unit wide.
+    Ages are tokens that requests used, in slots of the base pool. So they are the same on every
+    rank, and depend neither on the speed of the traffic nor on hits. The first bin is one unit
+    wide.
 
     Args:
-        capacity: slots of that pool.
-        tokens: tokens that the largest tier holds.
+        capacity: slots of the base pool.
+        tokens: capacity of the largest tier in tokens.
 
     Attributes:
-        unit: slots.
+        unit: slots per unit of age.
         reached: by class, how many prefixes reached each bin; counted by `age`.
         reused: by class, how many of them were used again in it.
-        n_reuses, n_returns: how many were used again, and by how many requests.
+        n_reuses, n_returns: how many prefixes were used again, and by how many requests.
     """
 
     def __init__(self, capacity: int, tokens: int) -> None:
@@ -181,7 +183,7 @@ class Prefixes:
         untrack((*self._ageing, *self._swept))
 
     def visit(self, sums: list[int]) -> Visit:
-        """A use of prefixes, and what is remembered of them; changes nothing. The list is kept."""
+        """A use of prefixes and the memory of them; changes nothing. It keeps the list."""
         #   seen ├───────────────────────┤?       ?   ?  ?│ len(sums)      steps double, backwards,
         #        shorter ones of a seen prefix were, unless forgotten      and halve again
         trails, trail = self._trails, None
@@ -206,7 +208,7 @@ class Prefixes:
         return Visit(sums, n_seen, trail, self._n_changes)
 
     def used(self, visit: Visit, clock: int) -> None:
-        """A request uses prefixes; of those seen before this is a reuse. O(new prefixes)."""
+        """A request uses prefixes; for seen ones this is a reuse. O(new prefixes)."""
         if visit.n_changes != self._n_changes:
             found = self.visit(visit.sums)
             visit.n_seen, visit.trail = found.n_seen, found.trail
@@ -233,9 +235,9 @@ class Prefixes:
             self._forget_oldest()
 
     def ended(self, visit: Visit, sums: list[int], its_class: int, clock: int) -> None:
-        """The request ends: its prefixes are of age 0, and of the class that is known by now.
+        """The request ends: its prefixes have age 0 and its final class.
 
-        `sums` are those of the prompt and of more that it computed.
+        `sums` are those of the prompt and of its output.
         """
         if not sums:
             return
@@ -268,7 +270,7 @@ class Prefixes:
         row[0] += away.n
 
     def age(self, clock: int) -> bool:
-        """Count bins that prefixes have reached while they were away; whether that is all.
+        """Count the bins that unused prefixes have reached; returns whether all were counted.
 
         Looks at `MOST_AGED` of them at most. Those that came back leave a bin at its front, or as
         it is swept once most of it is of such:
@@ -406,21 +408,21 @@ class Prefixes:
 # did so far.
 
 PRIOR_REQUESTS: Final = 40
-"""How many requests the coarser class counts for."""
+"""The coarser class has the weight of so many requests."""
 
 WIDTHS = [float(bin_width(number)) for number in range(N_BINS)]
 NONE = [0] * N_BINS
 
 
 class Rates:
-    """The rates at one moment: samples that are counted later change nothing.
+    """A snapshot of the rates: samples that are counted later do not change it.
 
     Args:
         prefixes: the samples.
-        masks: bits of a class that its coarser classes have, the coarsest first.
+        masks: bits of a class that its coarser classes keep, coarsest first.
 
     Attributes:
-        unscored: classes whose scores were not asked for so far; the caller keeps it.
+        unscored: classes whose scores were not computed yet; the caller updates it.
     """
 
     def __init__(self, prefixes: Prefixes, masks: tuple[int, ...]) -> None:
@@ -439,7 +441,7 @@ class Rates:
         self._scores: dict[tuple[int, float], list[float]] = {}
 
     def of(self, its_class: int) -> list[float]:
-        """How likely data of a class that reached a bin comes back in it."""
+        """The probability of a reuse in each bin, for data of a class that reached the bin."""
         rates = self._pooled
         for mask, reached, reused in self._steps:
             key = its_class & mask
@@ -485,7 +487,7 @@ def _sum(rows: Iterable[list[int]]) -> list[int]:
 
 
 def _coarse(table: dict[int, list[int]], mask: int) -> dict[int, list[int]]:
-    """Rows of the classes that agree in the bits of `mask`, added up."""
+    """Sums of the rows whose classes agree in the bits of `mask`."""
     rows: dict[int, list[list[int]]] = {}
     for its_class, row in table.items():
         rows.setdefault(its_class & mask, []).append(row)

@@ -1,9 +1,9 @@
-"""The policy `density`: data that is expected to come back least per time it stays leaves first.
+"""The policy `density`: evicts the data with the fewest expected reuses per time that it stays.
 
-Data is sorted by the class of its last use, see `Density.classify`, and its age. How likely data
-of a class comes back at an age is learnt while serving, see `kvgraft_density.learning`. There is
-nothing to tune, no clock but the tokens that requests use, and no randomness. Until something is
-learnt, and among equals, what was used least recently leaves first.
+Data is sorted by the class of its last use, see `Density.classify`, and its age. It learns while
+serving how likely data of a class is reused at an age, see `kvgraft_density.learning`. It has no
+parameters, no clock but the tokens that requests use, and no randomness. Until something is learnt,
+and among equal scores, the least recently used data is evicted first.
 """
 
 from __future__ import annotations
@@ -38,45 +38,45 @@ RETURNING: Final = 2
 HINTS = {Hint.CONTINUES: 4, Hint.TURN_ENDED: 8, Hint.OVER: 12}
 HINT_BITS: Final = 12
 PACE_SHIFT: Final = 4
-"""Bits above hold one more than the bin of the pace; 0 where there is none."""
+"""The bits above hold the bin of the pace plus one; 0 without a pace."""
 
 COARSER: Final = (AGAIN | RETURNING, ~HINT_BITS)
-"""Bits of the coarser classes, see `Rates`: the prompt's, and those with the pace."""
+"""Bits of the coarser classes, see `Rates`: of the prompt, and with the pace."""
 
 LEARN_EVERY: Final = 400
 """Requests between two computations of the scores."""
 
 AGE_EVERY: Final = 25
-"""Requests between two counts of prefixes that grew older; at first also of the scores."""
+"""Requests between two countings of prefixes that aged; at first scores are computed as often."""
 
 GENERATIONS_AT_ONCE: Final = 8
 """After so many the places of candidates are listed anew, even if no victim was needed."""
 
 GENERATIONS_KEPT: Final = 1 << 15
-"""Generations whose stamps are known exactly; of older ones every other is forgotten."""
+"""Generations whose stamps are known exactly; every other one of older generations is dropped."""
 
 NOTHING_LEARNT = [0.0] * N_BINS
-"""Scores until then, of data that costs as much as all other."""
+"""Initial scores if all data costs the same."""
 
 AGE_ALONE = [1 / (youngest + 1) for youngest in YOUNGEST]
-"""Scores until then where costs differ: what was used lately comes back soon, at any scale."""
+"""Initial scores if costs differ: recently used data is reused soon, at any scale."""
 
 KIND_BITS: Final = CLASS_BITS + 6
-"""Bits of a kind: a class, and above it the level of the cost."""
+"""Bits of a kind: a class, and above it the cost's level."""
 
 KINDS: Final = 1 << KIND_BITS
 
 MOST_LEVELS: Final = 1 << KIND_BITS - CLASS_BITS
 
 WORTH: list[float] = [2.0 ** (level / 2) for level in range(MOST_LEVELS)]
-"""The work that a reuse of data saves, by the level of its cost."""
+"""Work that a reuse saves, by cost level."""
 
 
 MOST_RANKED: Final = 512
-"""Places ranked anew in one request, after which the next order waits for the next one."""
+"""Most places that are ranked anew in one request; the next order continues at the next request."""
 
 MOST_RISEN: Final = 16
-"""Candidates passed over for one victim because their cost rose: those of many rise at once."""
+"""Most candidates that are skipped for one victim because their cost rose, as many do at once."""
 
 MOST_ENTERED: Final = 512
 """Candidates whose cost was not asked for yet: most are used again before it matters."""
@@ -86,16 +86,16 @@ MOST_ASKED: Final = 32
 
 
 def level_of(cost: int) -> int:
-    """The level of a cost: there are two to each doubling."""
+    """The level of a cost: two levels per doubling."""
     return min((cost * cost).bit_length(), MOST_LEVELS - 1)
 
 
 class Clock:
-    """Generations: how often requests computed or reused as much as the first bin is wide.
+    """Counts generations: one per first bin's width of tokens that requests computed or reused.
 
     Attributes:
-        unit: that width, in slots of that pool.
-        now: the generation.
+        unit: that width, in slots of the base pool.
+        now: the current generation.
     """
 
     def __init__(self) -> None:
@@ -106,7 +106,7 @@ class Clock:
         self._edges = [-LEFT_BEHIND] * N_BINS + [LEFT_BEHIND]
 
     def note(self, stamp: int, used: int) -> None:
-        """Stamps after this one are made when so many slots' tokens were used."""
+        """Note the tokens used, in slots, at this stamp."""
         now = used // self.unit
         if now == self.now:
             return
@@ -119,14 +119,14 @@ class Clock:
             self._generations[:half] = self._generations[:half:2]
 
     def at(self, stamp: int) -> int:
-        """The generation in which a use was made."""
+        """The generation of a stamp."""
         return self._generations[max(0, bisect_left(self._stamps, stamp) - 1)]
 
     def edges(self) -> list[int]:
         """By bin of ages, the last stamp that is too old for it; behind them the greatest of all.
 
-        The place before the first is the last: so those of bin `n` are above `[n]` and not
-        `[n - 1]`. The same list until a generation begins.
+        Stamps of bin `n` are above `[n]` and not above `[n - 1]`; index -1 is the last entry. The
+        same list until a generation begins.
         """
         if self._edges_of != self.now:
             self._edges_of = self.now
@@ -138,7 +138,7 @@ class Clock:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Density:
-    """Expected reuses per stay, learnt per class and age."""
+    """Scores data by expected reuses per stay, learnt per class and age."""
 
     name = "density"
     classifies = True
@@ -161,7 +161,7 @@ class Density:
         self._slots = self._slots_tokens = 1  # of the base component's largest pool
 
     def order(self, pool: Pool) -> Order:
-        """By what was learnt, and by what losing data costs where that differs."""
+        """An order by learnt scores, and by the cost of losing data if costs differ."""
         base = self._bases.setdefault(pool.tier, pool)
         order = DensityOrder(base, self.clock, pool.cost)
         self.orders.append(order)
@@ -175,11 +175,11 @@ class Density:
         self._slots_tokens = max(1, base_tokens)
 
     def classify(self, use: Use) -> tuple[int, Any]:
-        """Whether half of the prompt was seen before, how often, and how fast it goes on.
+        """Whether half of the prompt was seen before, how often, and at which pace.
 
-        Evicted data counts as seen. The class notes whether the longest prefix seen was used more
-        than once, and, from the third use on, the mean of the tokens used between its uses: each
-        counts half as much as the one after it. The bins of that mean are those of ages.
+        Evicted data counts as seen. The class says whether the longest seen prefix was used more
+        than once. From the third use on it also has the mean of the tokens between its uses, where
+        each interval has half the weight of the next. The mean has the bins of ages.
         """
         sums = prefix_sums(use, use.prompt_tokens)
         visit = self.prefixes.visit(sums)
@@ -216,9 +216,9 @@ class Density:
             self._learning = Rates(self.prefixes, COARSER)
 
     def _go_on_learning(self, rates: Rates) -> None:
-        """Compute the scores of one more class, or hand all over; no request computes many.
+        """Compute the scores of one more class, or publish all; no request computes many.
 
-        Nor ranks many places: orders that have many learn one after the other.
+        No request ranks many places either: orders with many take the scores one after the other.
         """
         if rates.unscored:
             its_class = rates.unscored.pop()
@@ -233,7 +233,7 @@ class Density:
             self._learning, self._n_taught = None, 0
 
     def finished(self, use: Use, stamp: int, hint: Hint | None) -> int:
-        """The request's class, with what the engine said of its future."""
+        """The request's final class, with the engine's hint."""
         visit: Visit = use.memo
         n_tokens = len(use.tokens) // 4
         if n_tokens > use.prompt_tokens:
@@ -248,7 +248,7 @@ class Density:
         return its_class
 
     def describe(self, use_class: int) -> str:
-        """Tell what was known of the request."""
+        """Describe a class in words."""
         words = ["half of it seen before" if use_class & RETURNING else "mostly new"]
         if use_class & AGAIN:
             words.append("used more than once")
@@ -261,23 +261,24 @@ class Density:
 
 
 class DensityOrder:
-    """The candidates of one pool by class, cost and age.
+    """The candidates of one pool, by class, cost and age.
 
-    Those of one kind (class and level of the cost) lie in a queue by stamp. A place is a kind and a
-    bin of ages, and so a range of stamps: candidates grow older without being moved.
+    Candidates of one kind (class and cost level) are in a queue by stamp. A place is a kind and a
+    bin of ages, so a range of stamps: candidates age without being moved.
 
-    Where costs differ, a score counts as often as the cost of a reuse says. One that rises while a
-    candidate waits, as others leave, counts then, of `MOST_RISEN` for a victim. One that falls
-    counts once as many victims were taken as there are candidates: with each, one more is asked.
+    If costs differ, a score is multiplied by the cost of a reuse. A cost that rose while a
+    candidate waited, because others were evicted, is noticed when the candidate is popped, for at
+    most `MOST_RISEN` candidates per victim. A cost that fell is noticed later: one candidate is
+    asked again with each victim.
 
     Args:
         base: the base component's pool on this tier.
-        clock: tells generations.
-        cost: what losing a node costs, 0 or more; None where each costs as much as another.
+        clock: counts generations.
+        cost: the cost of losing a node, 0 or more; None if all cost the same.
 
     Attributes:
-        tau: how far scores look ahead, in slots: the capacity of the base component's pool on this
-            tier when they were learnt. Data stays so long, and longer where much is reused.
+        tau: horizon of the scores, in slots: the capacity of the base component's pool on this tier
+            when they were learnt. Data stays that long, and longer if much is reused.
     """
 
     def __init__(self, base: Pool, clock: Clock, cost: Callable[[Any], int] | None = None) -> None:
@@ -330,7 +331,7 @@ class DensityOrder:
         raise LookupError(f"{node!r} is not entered with stamp {stamp}")
 
     def pop(self) -> tuple[int, Any] | None:
-        """Take the candidate of the lowest score; the oldest one of equal ones."""
+        """Take the candidate of the lowest score, the oldest among equals."""
         cost = self._cost
         if cost is not None:
             self._ask(MOST_ASKED)
@@ -346,7 +347,7 @@ class DensityOrder:
         return None
 
     def learn(self, rates: Rates) -> int:
-        """New rates of reuse by class; returns the places that were ranked by them."""
+        """Take new rates of reuse by class; returns how many places were ranked."""
         self._rates = rates
         self.tau = self._base.capacity
         self._place = -1
@@ -362,7 +363,7 @@ class DensityOrder:
     def score(self, stamp: int) -> float | None:
         """Expected reuses in a stay of `tau`; 0 until something is learnt.
 
-        None where costs differ: a stamp says nothing of them.
+        None if costs differ, since a stamp does not say the cost.
         """
         if self._cost is not None:
             return None
@@ -373,7 +374,7 @@ class DensityOrder:
         return len(self._entered) + sum(map(len, self._queues.values()))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
-        """Every candidate with its stamp, in no order."""
+        """Every candidate with its stamp, in any order."""
         yield from self._entered.values()
         for queue in self._queues.values():
             yield from queue
@@ -389,11 +390,11 @@ class DensityOrder:
             self._put(stamp, node, level_of(cost(node)))
 
     def _ask_again(self, cost: Callable[[Any], int]) -> None:
-        """Ask for the cost of the next candidate again, and move it if it fell."""
+        """Ask for the next candidate's cost again, and move the candidate if it fell."""
         kind, chunk, at = self._turn
         queue = self._queues.get(kind)
         entry = None if queue is None else queue.entry(chunk, at)
-        if queue is None or entry is None:  # the end of a chunk, or of a kind
+        if queue is None or entry is None:  # end of a chunk, or of a kind
             kinds = sorted(self._queues)
             if queue is not None and at:
                 self._turn = kind, chunk + 1, 0
@@ -425,7 +426,7 @@ class DensityOrder:
             self._place = -1
 
     def _pop(self) -> tuple[int, Any, int] | None:
-        """Take the candidate of the lowest score, as it is listed; with the level of its cost."""
+        """Take the candidate of the lowest listed score; returns it with its cost level."""
         while True:
             if self._generation != self._clock.now:
                 self._grow_older()
@@ -439,12 +440,12 @@ class DensityOrder:
             self._place = -1
 
     def _range(self, place: int) -> tuple[RecencyQueue, int, int]:
-        """The queue of a place, and the stamps that its candidates are above and not above."""
+        """The queue of a place, and its range of stamps: above the first, not above the second."""
         number = place >> KIND_BITS
         return self._queues[place & KINDS - 1], self._edges[number], self._edges[number - 1]
 
     def _find_place(self) -> int:
-        """The place of the next victim; below 0 if there is none."""
+        """The place of the next victim; negative if there is none."""
         line, listed = self._line, self._listed
         first, found, n_equal = None, -1, 0
         for at in range(len(line) - 1, -1, -1):
@@ -495,12 +496,12 @@ class DensityOrder:
         return score
 
     def _rank(self, place: int) -> float:
-        """The score of a place, below 0, per unit of age, times what a reuse there saves."""
+        """The score of a place per unit of age, times the work that a reuse saves; negated."""
         score = self._scores(place & MAX_CLASSES - 1)[place >> KIND_BITS]
         return -score * WORTH[place >> CLASS_BITS & MOST_LEVELS - 1]
 
     def _scores(self, its_class: int) -> list[float]:
-        """Per unit of age, by bin."""
+        """Scores per unit of age, by bin."""
         if self._rates is None:
             return NOTHING_LEARNT if self._cost is None else AGE_ALONE
         return self._rates.scores(its_class, self.tau / self._clock.unit)

@@ -1,8 +1,8 @@
 """The hot buffer of one running request: its selected tokens on the device, the rest on the host.
 
-The host copy is canonical (H1). In every layer the buffer is a cache of token rows over it, with
-its own token-to-row map, because every layer selects other tokens. Nothing here loops over tokens:
-a selection is one gather through the map, and one batched copy per plane for missing rows.
+The host copy is canonical (H1). In every layer the buffer is a cache of token rows with its own
+token-to-row map, because every layer selects different tokens. Nothing here loops over tokens: a
+selection is one gather through the map, and one batched copy per plane for missing rows.
 
     sequence   0 1 2 3 ... n-1      host slots   [page 0][page 1]...
                                     hot rows     row = slot of the request * page_size + offset
@@ -42,15 +42,15 @@ class SwapStatistics:
 class HotBuffer:
     """Hot rows of one request, in every layer.
 
-    It owns nothing. The hot slots are those the cache took for the request at admission and takes
-    back when it is finished, aborted, retracted or restarted (H8); the host slots are pinned for
-    the life of the request (H4). `close` it before either is released: its slots belong to others
-    then. `SparseComponent.open_buffer` opens one for a request.
+    It owns nothing. The cache takes the hot slots for the request at admission and takes them back
+    when it is finished, aborted, retracted or restarted (H8). The host slots are pinned until the
+    request ends (H4). `close` the buffer before either is released: other requests may get the
+    slots then. `SparseComponent.open_buffer` opens one for a request.
 
     Args:
         pool: hot rows shared by all requests, and their host planes.
         slots: the request's hot slots, int32 `[n_rows / page_size]` as bytes.
-        hot_tokens: tokens that can be selected at once per layer, the newest aside.
+        hot_tokens: tokens that can be selected at once per layer, besides the newest.
 
     Attributes:
         n_rows: rows per layer, `hot_rows(hot_tokens, page_size)`.
@@ -87,12 +87,12 @@ class HotBuffer:
 
     @property
     def n_host_pages(self) -> int:
-        """Host pages of the sequence, those for tokens to come included."""
+        """Host pages of the sequence, including those for future tokens."""
         return len(self._host_slots)
 
     @property
     def statistics(self) -> SwapStatistics:
-        """Counts of rows that the selections so far hit and moved; waits for the device."""
+        """Rows that selections have hit and moved so far; waits for the device."""
         return SwapStatistics(int(self._rows_touched) - self._rows_moved, self._rows_moved)
 
     def n_tokens(self, layer: int) -> int:
@@ -107,11 +107,11 @@ class HotBuffer:
     def adopt_prefix(self, host_slots: bytes, n_tokens: int | None = None) -> None:
         """Start from a prefix whose rows are on the host; moves no row (H5).
 
-        Its rows come to the device when they are first selected.
+        Its rows are copied to the device when they are first selected.
 
         Args:
             host_slots: int32 `[n_pages]` as bytes, from position 0; empty is a miss. Pages beyond
-                the prefix are for tokens to come.
+                the prefix are for future tokens.
             n_tokens: length of the prefix; whole pages by default.
 
         Raises:
@@ -137,7 +137,7 @@ class HotBuffer:
             row_map.extend(length)
 
     def add_host_pages(self, host_slots: bytes) -> None:
-        """Append host slots for tokens to come: int32 `[n_pages]` as bytes. Contract: H1 H4."""
+        """Append host slots for future tokens: int32 `[n_pages]` as bytes. Contract: H1 H4."""
         self._require_open("add_host_pages")
         self._host_slots = torch.cat([self._host_slots, slot_index(host_slots)])
 
@@ -161,9 +161,8 @@ class HotBuffer:
     def append(self, layer: int, position: int, rows: Sequence[torch.Tensor]) -> None:
         """Add the rows of new tokens: to the host first, then to hot rows (H1).
 
-        The last of them becomes the newest token, whose row no selection evicts (H2). Of more
-        tokens than the buffer has rows the last ones become resident. On return the host holds
-        them all.
+        The last of them becomes the newest token, whose row no selection evicts (H2). If there are
+        more tokens than rows, the last ones become resident. On return the host holds all of them.
 
         Args:
             layer: model layer.
@@ -219,10 +218,10 @@ class HotBuffer:
                 row_map.truncate(n_tokens)
 
     def swap_in(self, layer: int, topk: torch.Tensor) -> torch.Tensor:
-        """Make the selected tokens resident and say where they are (H3).
+        """Make the selected tokens resident; returns their rows (H3).
 
         Misses replace the least recently selected rows outside this selection, never the newest
-        token's (H2). Where nothing is missing there is no copy and the map is left alone (H6).
+        token's (H2). Without a miss there is no copy, and the map does not change (H6).
 
         Args:
             layer: model layer.
@@ -237,8 +236,8 @@ class HotBuffer:
             BudgetError: more distinct tokens than rows; nothing is moved.
             ContractViolation: a position outside the sequence (H3), or a closed buffer.
 
-        Cost: a gather over `topk` and a scatter; on a miss a sort of the selection and of the
-        buffer's ages, and one copy per plane. Waits for the device once, on a miss more often.
+        Cost: a gather over `topk` and a scatter; on a miss also a sort of the selection and of the
+        buffer's ages, and one copy per plane. Waits for the device once; on a miss more often.
         """
         self._require_open("swap_in")
         row_map = self._map(layer)
@@ -262,7 +261,7 @@ class HotBuffer:
         """Compare maps with each other and every hot row with its host row, bit by bit.
 
         Raises:
-            IntegrityError: naming the rule, layer and first wrong row. Cost: reads all hot rows.
+            IntegrityError: names the rule, layer and first wrong row. Cost: reads all hot rows.
         """
         for layer, row_map in self._maps.items():
             row_map.check_integrity(layer)

@@ -1,9 +1,9 @@
-"""The hot rows all running requests share, paired with the host rows they are copies of.
+"""The hot rows that all running requests share, paired with the host rows that they copy.
 
 One slot of the pool is `page_size` token rows in *every* layer. The cache takes a request's slots
-once, at admission, and each layer arranges its own tokens in them, so the rows rotated in any layer
-are, over all layers, the rows of these slots: the budget counts slots, and giving these back gives
-everything back (H7, H8). The owner of each slot is in the cache's books alone.
+once, at admission, and each layer arranges its own tokens in them. So the rows of these slots are
+all rows of the request in all layers: the budget counts slots, and releasing them releases
+everything (H7, H8). Only the cache's books say who owns a slot.
 
 This module imports no torch, so that a budget can be computed without it.
 """
@@ -28,10 +28,10 @@ COMPONENT = "hisparse"
 
 
 def hot_rows(hot_tokens: int, page_size: int) -> int:
-    """Rows per layer a request's hot buffer takes: `hot_tokens` in whole pages, plus one page.
+    """Rows per layer of a request's hot buffer: `hot_tokens` in whole pages, plus one page.
 
-    The page more holds the newest token, which is never evicted. It is the same while a prompt
-    is extended and while it decodes. Contract: H7.
+    The additional page holds the newest token, which is never evicted. The number is the same in
+    prefill and decode. Contract: H7.
 
     Raises:
         ConfigError: a size below one.
@@ -68,7 +68,7 @@ class HotPool:
         torch_device: where the hot rows are.
 
     Raises:
-        ConfigError: planes that differ between the tiers or in their page size.
+        ConfigError: planes differ between the tiers or in their page size.
     """
 
     def __init__(self, device: DevicePool, host: HostMirror) -> None:
@@ -102,7 +102,7 @@ class HotPool:
         """The number of tokens of `rows`: one tensor `[n_new, *row_shape]` per plane of the layer.
 
         Raises:
-            ConfigError: another shape or dtype than the planes, or no token at all.
+            ConfigError: another shape or dtype than the planes, or no token.
         """
         pairs = self.layers[layer]
         want = [(tuple(pair.host.shape[2:]), pair.host.dtype) for pair in pairs]

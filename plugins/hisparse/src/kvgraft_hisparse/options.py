@@ -20,7 +20,7 @@ class HisparseOptions(AttentionOptions):
         index_dtype: their element type.
         hot_tokens: tokens whose keys and values a running request holds on DEVICE, per layer: at
             least as many as one step selects (top-k).
-        max_running: running requests there are hot buffers for.
+        max_running: running requests that get hot buffers at a time.
     """
 
     index_dim: PositiveInt = 4

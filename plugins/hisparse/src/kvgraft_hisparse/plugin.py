@@ -1,6 +1,6 @@
 """The hooks of the `hisparse` component.
 
-Besides the two required ones it budgets its hot buffers, which no reach tells of.
+Besides the two required ones it budgets its hot buffers, which do not follow from a reach.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def budget_contribution(component: SparseComponent, query: DemandQuery) -> Deman
     """Indexer rows for the whole request, and one hot buffer held to its end.
 
     Now: the pages of the next chunk, one page of slack and the pages of a load-back. Later: the
-    rest up to the total. The hot buffer is the same while extending and while decoding,
-    `hot_tokens` in whole pages plus a page for the newest token. Contract: A1 A3 H7 H8.
+    rest up to the total. The hot buffer is the same in prefill and decode: `hot_tokens` in whole
+    pages plus a page for the newest token. Contract: A1 A3 H7 H8.
     """
     held = _pages_up(query.computed, query.page_size)
     total = _pages_up(query.total, query.page_size) - held + SLACK_PAGES

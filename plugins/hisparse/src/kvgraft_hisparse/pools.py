@@ -39,9 +39,9 @@ class SparseComponent(Component):
     """The component with data for its hook and the engine.
 
     Attributes:
-        hot: the rows hot buffers are cut from.
+        hot: the rows for hot buffers.
         hot_tokens: tokens a running request can select at once per layer.
-        hot_slots: slots of the private pool each running request takes.
+        hot_slots: slots of the private pool that each running request takes.
     """
 
     hot: HotPool
@@ -62,14 +62,14 @@ class SparseComponent(Component):
         raise ConfigError(f"component 'hisparse' is not among the cache's: {names}; name it there")
 
     def open_buffer(self, cache: Cache, request: Request) -> HotBuffer:
-        """The hot buffer of an admitted request, in the slots the cache took for it.
+        """The hot buffer of an admitted request, in the slots that the cache took for it.
 
-        It starts from the computed tokens: the prefix that was hit, or more when it is opened
-        later, such as before the first decode. Moves no row (H5); needs no load-back to have ended.
-        Close it before the request is finished, aborted, retracted or restarted.
+        It starts with the computed tokens: the prefix that was hit, or more if it is opened later,
+        such as before the first decode. It moves no row (H5) and waits for no load-back. Close it
+        before the request is finished, aborted, retracted or restarted.
 
         Args:
-            cache: the cache this component is in.
+            cache: the component's cache.
             request: admitted by it; one buffer at a time.
 
         Raises:

@@ -1,4 +1,4 @@
-"""The map of tokens to hot rows of one request in one layer, without the data.
+"""The map of tokens to hot rows, of one request in one layer, without the data.
 
 Tables are tensors on the device of the hot rows, so that a selection is one gather.
 """
@@ -13,14 +13,14 @@ from kvgraft_hisparse.hot_pool import COMPONENT
 __all__ = ["RowMap"]
 
 NEVER = torch.iinfo(torch.int64).max
-"""An age no clock reaches: this row is not a victim."""
+"""An age that no clock reaches: this row is never a victim."""
 
 
 class RowMap:
     """The map of tokens to rows of one layer, and each row's last selection.
 
-    Every table has one entry more than it needs, at its end and hence at index -1: padding reads
-    it, and evicting an empty row writes it. It says -1 for ever, so neither needs a branch.
+    Every table has one extra entry at its end, and so at index -1: padding reads it, and evicting
+    an empty row writes it. It is always -1, so neither needs a branch.
 
     Attributes:
         n_tokens: length of the sequence in this layer.
@@ -60,7 +60,7 @@ class RowMap:
         self.n_tokens = n_tokens
 
     def rows_of(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Rows of tokens, int32, -1 where padding, unknown or not resident."""
+        """Rows of tokens, int32; -1 for padding and for unknown or absent tokens."""
         return self.row_of[tokens.long().clamp(-1, len(self.row_of) - 1)]
 
     def newest_row(self) -> torch.Tensor:
@@ -68,7 +68,7 @@ class RowMap:
         return self.row_of[self.n_tokens - 1 : self.n_tokens]
 
     def free_rows(self, tokens: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
-        """Empty one row for each token, sparing the rows in `keep`; int64 `[n]`.
+        """Empty one row for each token, but none in `keep`; returns the rows, int64 `[n]`.
 
         At least `n` rows must be outside `keep`.
         """
@@ -84,12 +84,12 @@ class RowMap:
         return rows
 
     def place(self, tokens: torch.Tensor, rows: torch.Tensor) -> None:
-        """Say that `rows`, empty until now, hold `tokens`; their bytes must be there already."""
+        """Record that `rows`, empty until now, hold `tokens`, whose bytes are there already."""
         self.row_of[tokens] = rows.to(torch.int32)
         self.token_at[rows] = tokens
 
     def touch(self, rows: torch.Tensor) -> torch.Tensor:
-        """Mark rows as just selected; how many distinct ones, a scalar on the device."""
+        """Mark rows as just selected; returns how many are distinct, a scalar on the device."""
         self.clock += 1
         self.last_used[rows.long()] = self.clock
         return (self.last_used[:-1] == self.clock).sum()

@@ -1,7 +1,7 @@
 """Regular boundaries at which a prefill captures its state.
 
 The core decides on resume points: the prompt's end, branches, ends of chunks. An engine that needs
-more asks for multiples of an interval, which every request over the same tokens lands on.
+more asks for multiples of an interval, which are the same for all requests over the same tokens.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class CheckpointRule(NamedTuple):
 
     Attributes:
         interval: distance between regular checkpoints; None for none.
-        most: checkpoints per request at most, so that one long prompt is not budgeted more
-            states than there are.
+        most: most checkpoints per request, so that a long prompt is not budgeted more states than
+            the pool has.
     """
 
     interval: int | None
@@ -28,7 +28,7 @@ class CheckpointRule(NamedTuple):
     def boundaries(self, view: MatchView) -> tuple[int, ...]:
         """Boundaries above the anchor and up to the limit, ascending.
 
-        Where they are too many their interval is doubled: the remaining ones are multiples of it,
+        If there are too many, the interval is doubled: the remaining ones are multiples of it,
         shared with other requests.
         """
         if self.interval is None or self.most < 1:

@@ -21,19 +21,19 @@ class MambaOptions(LayerOptions):
     Attributes:
         states: states on the device; one per 2,048 device tokens by default, at least 16.
         host_states: states in the host mirror, 0 for no mirror; one per 2,048 host tokens by
-            default, at least 16, and 0 where there are no host tokens.
+            default, at least 16, and 0 without host tokens.
         conv_dim: channels of the causal convolution per layer on this device; 0 if the layers
             have none.
-        conv_width: inputs per channel the convolution keeps: its kernel size minus one, or the
-            kernel size where the engine keeps the newest input too.
+        conv_width: inputs per channel that the convolution keeps: its kernel size minus one, or the
+            kernel size if the engine keeps the newest input too.
         n_convs: convolutions per layer, of that size each.
         n_heads: heads of the recurrent state per layer on this device; 0 if the layers are short
             convolutions alone.
         head_dim: elements per head.
         state_dim: state elements per element of a head.
         dtype: element type of the convolution's inputs, the model's own.
-        state_dtype: element type of the recurrent state. It sums up the whole sequence, so it is
-            float32 also under a model of lower precision.
+        state_dtype: element type of the recurrent state. It accumulates the whole sequence, so it
+            is float32 even for a model of lower precision.
         checkpoint_interval_tokens: during prefill, capture a state at each multiple of this many
             tokens; a multiple of the page size; None for none.
     """

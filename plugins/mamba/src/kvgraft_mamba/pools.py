@@ -30,7 +30,7 @@ class StateComponent(Component):
     """The component with data for its hook.
 
     Attributes:
-        rule: where a request captures states.
+        rule: the boundaries at which a request captures states.
     """
 
     rule: CheckpointRule
@@ -41,7 +41,7 @@ def state_planes(options: MambaOptions) -> list[PlaneSpec]:
 
     Per layer: `"conv"` `(conv_dim, conv_width)` in `dtype`, once per convolution (`"conv0"`,
     `"conv1"` where there are more than one), and `"recurrent"` `(n_heads, head_dim, state_dim)` in
-    `state_dtype`; each only where there is one.
+    `state_dtype`; each only if the layers have one.
     """
     conv = (options.conv_dim, options.conv_width)
     recurrent = (options.n_heads, options.head_dim, options.state_dim)
@@ -75,11 +75,11 @@ def build(options: MambaOptions, context: BuildContext) -> StateComponent:
     device = DevicePool(planes, options.states or _default_states(device_tokens), context.device)
     host_tokens = context.host_tokens if options.host_tokens is None else options.host_tokens
     n_host = _default_states(host_tokens) if options.host_states is None else options.host_states
-    if not host_tokens:  # without host memory there is no mirror, however large it was to be
+    if not host_tokens:  # without host memory there is no mirror, whatever its size
         n_host = 0
     rule = CheckpointRule(
         interval=None if interval is None else context.pages(interval),
-        # the other half is for the states requests run on
+        # the other half is for live states of requests
         most=device.capacity // 2,
     )
     return StateComponent(

@@ -1,4 +1,4 @@
-"""The backend `mooncake`: memory of many machines, by Mooncake Store.
+"""The backend `mooncake`: memory of many machines, pooled by Mooncake Store.
 
 options, location   parts of a URL: options, master and namespace, names of objects
 store               the backend, made of

@@ -13,7 +13,7 @@ __all__ = ["Admin"]
 PORT = 9003
 
 AT_ONCE = 50
-"""Names in a request; more make its line too long."""
+"""Most names in a request; more make its line too long."""
 
 
 class Admin:
@@ -21,7 +21,7 @@ class Admin:
 
     Args:
         url: its address; port 9003 of the master by default.
-        timeout_s: longest wait for an answer to begin or go on.
+        timeout_s: longest wait for the next bytes of an answer.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -29,14 +29,14 @@ class Admin:
         self._timeout_s = timeout_s
 
     def names(self) -> list[str]:
-        """Names of all values of the master, of all users; a line each."""
+        """Names of all values of the master, of all users, one per line."""
         return list(self._lines("/get_all_keys"))
 
     def sizes(self, names: Sequence[str]) -> dict[str, list[int]]:
         """Bytes of each replica of the values that are there.
 
-        Asked here and not of the client library, whose question would keep the values from
-        eviction for some seconds.
+        The client library is not asked, because its query protects values from eviction for some
+        seconds.
         """
         found: dict[str, list[int]] = {}
         for first in range(0, len(names), AT_ONCE):

@@ -1,8 +1,8 @@
-"""Calls of Mooncake's client library, none of them before or after it can bear them.
+"""Calls of Mooncake's client library, only while it can take them.
 
-The library ends the process when a store is used that was not set up or was closed, and waits for
-minutes for a master that is not there. It is asked only while the store is open, and not at all
-where the master does not take connections.
+The library ends the process if a store is used before its set-up or after its close, and it waits
+minutes for a missing master. So it is called only while the store is open, and only if the master
+accepts connections.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ INFINIBAND = Path("/sys/class/infiniband")
 
 
 class Client:
-    """One process' part in a store.
+    """One process's part in a store.
 
     Args:
         location: the master.
-        options: how to take part.
+        options: options of this process's part.
 
     Attributes:
         regions: memory that calls use.
@@ -82,7 +82,7 @@ class Client:
         self._closed = False
 
     def close(self) -> None:
-        """Wait for calls to end, then leave the store; its segment goes with it."""
+        """Wait for calls to end, then leave the store; this process's segment is lost."""
         with self._changed:
             if self._closed:
                 return
@@ -94,7 +94,7 @@ class Client:
 
     @property
     def closed(self) -> bool:
-        """Whether nothing more may be asked."""
+        """Whether it takes no more calls."""
         return self._closed
 
     def expect_open(self) -> None:
@@ -103,7 +103,7 @@ class Client:
             raise ConfigError(f"storage 'mooncake': {self._location} was closed; open it again")
 
     def reach_master(self) -> str:
-        """Connect to the master; this machine's address as it sees it.
+        """Connect to the master; returns this machine's address on that connection.
 
         Raises:
             OSError: it cannot be reached in time.
@@ -113,24 +113,24 @@ class Client:
             address: str = connection.getsockname()[0]
             return address
 
-    # -- calls, each blocking for as long as the library does
+    # -- calls; each blocks as long as the library's call
 
     def exist(self, names: Sequence[str]) -> list[int]:
-        """Per name 1, 0 or a code."""
+        """Per name 1, 0 or an error code."""
         return self._call(lambda store: store.batch_is_exist(list(names)))
 
     def size(self, name: str) -> int:
-        """Bytes of a value, or a code."""
+        """Bytes of a value, or an error code."""
         return self._call(lambda store: int(store.get_size(name)))
 
     def get(self, names: Sequence[str], values: Sequence[Value]) -> list[int]:
-        """Read into registered memory; per name the bytes read, or a code."""
+        """Read into registered memory; per name the bytes read, or an error code."""
         return self._call(
             lambda store: store.batch_get_into_multi_buffers(list(names), *_places(values))
         )
 
     def put(self, names: Sequence[str], values: Sequence[Value]) -> list[int]:
-        """Store from registered memory; per name 0, also for an existing value, which is kept."""
+        """Store from registered memory; per name 0 or an error code; existing values are kept."""
         return self._call(
             lambda store: store.batch_put_from_multi_buffers(
                 list(names), *_places(values), self._replicas
@@ -138,10 +138,10 @@ class Client:
         )
 
     def remove(self, names: Sequence[str], *, leased: bool = False) -> list[int]:
-        """Remove, those under a lease only if told to; per name 0 or a code.
+        """Remove values, leased ones only on request; per name 0 or an error code.
 
-        A value removed under a lease may be in the middle of a read or a store, and its memory
-        become another value's.
+        A value that is removed under a lease may be in a read or a store, and its memory may be
+        given to another value.
         """
         return self._call(lambda store: store.batch_remove(list(names), leased))
 
@@ -179,7 +179,7 @@ class Client:
 
 
 def _library() -> ModuleType:
-    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # read while it is loaded
+    os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # the library reads it when it is loaded
     try:
         return import_module("mooncake.store")
     except ImportError as error:
@@ -191,7 +191,7 @@ def _library() -> ModuleType:
 
 
 def _expect_devices(options: MooncakeOptions) -> None:
-    """Refuse RDMA without a device: the library would use TCP and not say so."""
+    """Refuse RDMA without a device: the library would silently use TCP."""
     if options.protocol != "rdma":
         return
     there = sorted(path.name for path in INFINIBAND.iterdir()) if INFINIBAND.is_dir() else []

@@ -1,4 +1,4 @@
-"""Numbers that Mooncake's client answers instead of bytes read (0.3.13)."""
+"""Error codes of Mooncake's client (0.3.13)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ class MooncakeError(OSError):
 
 
 class Code(enum.IntEnum):
-    """Codes that are handled one by one; the names are Mooncake's."""
+    """Codes with a meaning of their own here; the names are Mooncake's."""
 
     NO_AVAILABLE_HANDLE = -200
     """No segment has room."""
     INVALID_PARAMS = -600
     """The buffers are too small for the value, among others."""
     REPLICA_IS_NOT_READY = -703
-    """It is being stored this moment."""
+    """The value is being stored."""
     OBJECT_NOT_FOUND = -704
     OBJECT_HAS_LEASE = -706
-    """It was asked for within the last seconds, and may be being read."""
+    """The value is leased: it was asked for within the last seconds, and may be in a read."""
     TRANSFER_FAIL = -800
     """The buffers are too large for the value, or its holder does not answer."""
     RPC_FAIL = -900
@@ -30,7 +30,7 @@ class Code(enum.IntEnum):
 
 
 def meaning(code: int) -> str:
-    """A code for people."""
+    """A code's name and number for messages."""
     try:
         return f"{Code(code).name} ({code})"
     except ValueError:

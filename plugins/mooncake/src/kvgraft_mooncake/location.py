@@ -1,4 +1,4 @@
-"""Where a store is: a master, and the prefix of its values' names.
+"""A store's location: a master, and the prefix of its values' names.
 
     NAMESPACE/abcd…         a key in hex
 

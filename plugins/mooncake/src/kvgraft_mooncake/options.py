@@ -18,15 +18,16 @@ class MooncakeOptions(StorageOptions):
 
     Attributes:
         protocol: transport of payloads.
-        devices: RDMA devices, commas between them; empty for all that are there.
-        metadata: where clients find each other: `P2PHANDSHAKE` or a metadata server's URL.
-        address: host under which other clients reach this process; by default the address that
-            this machine shows to the master.
-        segment: bytes of this process' memory that the store may use, for any writer; their data is
-            lost when the process ends. 0 to contribute nothing.
-        buffer: bytes the client library reserves for calls that copy; kvgraft makes none.
-        replicas: segments that each value is stored in.
-        admin: the master's HTTP service, which `stats` and `verify` ask; by default port 9003.
+        devices: RDMA devices, separated by commas; empty for all.
+        metadata: how clients find each other: `P2PHANDSHAKE` or a metadata server's URL.
+        address: host under which other clients reach this process; by default this machine's
+            address on the connection to the master.
+        segment: bytes of this process's memory that the store may use, for any writer; their data
+            is lost when the process ends. 0 contributes nothing.
+        buffer: bytes that the client library reserves for calls that copy; kvgraft makes no such
+            calls.
+        replicas: number of segments in which each value is stored.
+        admin: URL of the master's HTTP service, for `stats` and `verify`; by default port 9003.
         timeout_s: seconds to reach the master when a store is opened, and for an HTTP request.
     """
 

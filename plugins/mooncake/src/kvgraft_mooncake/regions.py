@@ -1,8 +1,8 @@
 """Memory that the client library may read and write, registered once.
 
-`Storage` hands out parts of the same few mapped regions again and again. Those are registered as
-they come and kept until the end, and values travel from and to them without a copy. Memory of any
-other kind is copied by way of a region of our own.
+`Storage` hands out parts of the same few mapped regions. They are registered at their first use and
+kept until the end, and values in them need no copy. Values in other memory are copied through a
+region of this module.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["Regions", "address_of", "give_back"]
 
 
 def address_of(view: memoryview | mmap) -> int:
-    """Where memory starts."""
+    """The address of a buffer."""
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
@@ -35,7 +35,7 @@ class Regions:
         self._register = register
         self._lock = threading.Lock()
         self._known: dict[int, mmap] = {}
-        self._lent: dict[int, int] = {}  # memory of callers: where it starts and ends
+        self._lent: dict[int, int] = {}  # memory of callers: first address and end
         self._own = memoryview(b"")
         self._own_in_use = threading.Lock()
 
@@ -44,7 +44,7 @@ class Regions:
 
     @property
     def addresses(self) -> list[int]:
-        """Where the regions start."""
+        """First addresses of the regions."""
         return [*self._known, *self._lent]
 
     def add(self, memory: memoryview) -> None:
@@ -55,14 +55,14 @@ class Regions:
             self._lent[start] = start + len(memory)
 
     def remove(self, memory: memoryview) -> int | None:
-        """Forget a caller's memory; where it starts, None if it is not registered."""
+        """Forget a caller's memory; returns its address, None if it is not registered."""
         start = address_of(memory)
         with self._lock:
             return None if self._lent.pop(start, None) is None else start
 
     @contextmanager
     def at_home(self, values: Sequence[Value]) -> Iterator[Sequence[Value]]:
-        """The same values if they are in mapped memory; else copies of them in our own."""
+        """The same values if they are in registered memory, else copies in our own."""
         views = [view for value in values for view in (value.header, *value.parts)]
         others = [view for view in views if not self._is_lent(view)]
         regions = [_region(view) for view in others]
@@ -76,7 +76,7 @@ class Regions:
 
     @contextmanager
     def room(self, nbytes: Sequence[int]) -> Iterator[list[Value]]:
-        """Memory of our own for payloads of these lengths; for one caller at a time."""
+        """Our own memory for payloads of these lengths; for one caller at a time."""
         needed = sum(nbytes) + HEADER_NBYTES * len(nbytes)
         with self._own_in_use:
             if needed > len(self._own):
@@ -109,7 +109,7 @@ class Regions:
 
 
 def give_back(values: Sequence[Value], to: Sequence[Value]) -> None:
-    """Copy values to other memory, unless they are there."""
+    """Copy values to the caller's memory, unless they are there."""
     for value, target in zip(values, to):
         if target is not value:
             target.header[:] = value.header
@@ -117,5 +117,5 @@ def give_back(values: Sequence[Value], to: Sequence[Value]) -> None:
 
 
 def _region(view: memoryview) -> mmap | None:
-    """The mapping that memory lies in."""
+    """The mapping that contains a buffer."""
     return view.obj if isinstance(view.obj, mmap) else None

@@ -1,4 +1,4 @@
-"""The backend: a value is a header and its payload behind it, in segments of some machines."""
+"""The backend: a value is a header and its payload, in segments of some machines."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ __all__ = ["MooncakeBackend"]
 
 EVICTION_S = 0.1
 PAUSE_S = 0.05
-"""Seconds, and times, that the master is given to make room, which it does when asked to.
+"""Seconds and attempts that the master gets to make room, which it does on request.
 
-Every attempt evicts a twentieth of the stored data, even for a value that would never fit.
+Each attempt evicts a twentieth of the stored data, even for a value that would never fit.
 """
 
 REMOVED_AT_ONCE = 256
 
 READ_AT_ONCE = 8
-"""Values that a scan holds in memory."""
+"""Most values that a scan holds in memory."""
 
 
 class MooncakeBackend(StorageBackend):
     """A store in the memory of the participating processes.
 
-    The library takes no deadlines: a call waits without a bound, 4.5 s for a master that is gone.
-    `Storage` does not wait with it.
+    The library takes no deadlines: a call has no time limit, and waits 4.5 s for a lost master.
+    `Storage` does not wait for it.
 
     Args:
         location: master and namespace.
-        options: how to take part.
+        options: options of this process's part.
 
     Raises:
         ConfigError: no client library, no such device, a master that is not there, or a set-up
@@ -70,7 +70,7 @@ class MooncakeBackend(StorageBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Shared, evicts. Not durable, not synchronous: transfers may arrive late."""
+        """Shared; evicts. Neither durable nor synchronous: transfers may arrive late."""
         return Capabilities(shared=True, evicts=True, touch=True, scatter=True, registers=True)
 
     # -- memory of callers
@@ -86,19 +86,19 @@ class MooncakeBackend(StorageBackend):
     # -- calls
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Per key, whether the master knows it; its holder may be gone."""
+        """Per key, whether the master knows it; the process that holds it may be gone."""
         told = self._client.exist(self._names(keys))
         _expect_none_but(told, {0, 1})
         return [each == 1 for each in told]
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Ask for the keys, which gives each a lease; the master evicts other values first."""
+        """Query the keys, which gives each a lease; the master evicts other values first."""
         self.exists(keys)
 
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Read straight into registered memory."""
+        """Read directly into registered memory."""
         if deadline_s <= 0:
             return [Status.TIMEOUT] * len(keys)
         names = self._names(keys)
@@ -115,7 +115,7 @@ class MooncakeBackend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Store straight from registered memory; existing values are kept."""
+        """Store directly from registered memory; existing values are kept."""
         if deadline_s <= 0:
             return [Status.TIMEOUT] * len(keys)
         end = time.monotonic() + min(deadline_s, EVICTION_S)
@@ -132,9 +132,9 @@ class MooncakeBackend(StorageBackend):
         return _expect_some([outcomes.get(code, Status.DOWN) for code in told], told)
 
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
-        """Remove, also values being read: the checksum shows that to their reader.
+        """Remove values, even during a read: its checksum will not match.
 
-        A value that is being stored this moment counts as missing: its memory is still written to.
+        A value that is being stored counts as missing: its memory is still written to.
         """
         return self._remove(self._names(keys))
 
@@ -145,7 +145,7 @@ class MooncakeBackend(StorageBackend):
             self._remove(own[first : first + REMOVED_AT_ONCE])
 
     def flush(self) -> None:
-        """Nothing: nothing is durable."""
+        """Do nothing: no data is durable."""
         self._client.expect_open()
 
     def stats(self) -> StoreStats:
@@ -180,7 +180,7 @@ class MooncakeBackend(StorageBackend):
         return self._client.exist(["kvgraft-probe"])[0] in (0, 1)
 
     def close(self) -> None:
-        """Wait for calls to end and leave the store; data in this process' segment is lost."""
+        """Wait for calls to end and leave the store; data in this process's segment is lost."""
         self._client.close()
 
     # -- inside
@@ -233,7 +233,7 @@ class MooncakeBackend(StorageBackend):
             told = self._client.get([name for name, _ in there], room)
             for (name, size), code, value in zip(there, told, room):
                 if code == Code.OBJECT_NOT_FOUND:
-                    continue  # removed since
+                    continue  # removed meanwhile
                 key = self.location.key_of(name)
                 assert key is not None
                 read = damage(key, value.header, value.payload) if code == size else meaning(code)
@@ -241,7 +241,7 @@ class MooncakeBackend(StorageBackend):
 
 
 def _expect_none_but(told: Sequence[int], known: set[int]) -> None:
-    """Every code is one of these.
+    """Check that every code is one of these.
 
     Raises:
         MooncakeError: one is not.
@@ -252,7 +252,7 @@ def _expect_none_but(told: Sequence[int], known: set[int]) -> None:
 
 
 def _expect_some(statuses: list[Status], told: Sequence[int]) -> list[Status]:
-    """Statuses of which one at least is not DOWN.
+    """Check that at least one status is not DOWN.
 
     Raises:
         MooncakeError: all are.

@@ -1,8 +1,8 @@
-"""Requests to one bucket, many at a time and each for a bounded time.
+"""Requests to one bucket: concurrent, each with a time limit.
 
-Requests run on threads of this module and wait in obstore with the interpreter lock released. Its
-coroutines would do with one thread; but a process that ends shortly after one of them has failed
-is aborted now and then (obstore 0.12.1).
+Requests run on threads of this module; obstore releases the interpreter lock while they wait. Its
+coroutines would need only one thread, but a process that ends shortly after a failed one is
+sometimes aborted (obstore 0.12.1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Client"]
 T = TypeVar("T")
 
 ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL")
-"""Variables that say where the server is, if the options do not."""
+"""Environment variables for the endpoint, if the options do not give it."""
 
 CHUNK = 1000
 """Objects that one request lists or deletes at most."""
@@ -38,7 +38,7 @@ class Client:
 
     Args:
         location: bucket and prefix.
-        options: endpoint, region, and how much is asked for how long.
+        options: endpoint, region, concurrency and time limits.
     """
 
     def __init__(self, location: Location, options: S3Options) -> None:
@@ -49,7 +49,7 @@ class Client:
             config["region"] = options.region
         endpoint = options.endpoint or next(filter(None, map(os.environ.get, ENDPOINTS)), None)
         if endpoint:
-            config["aws_endpoint_url_s3"] = endpoint  # the one that overrides the others
+            config["aws_endpoint_url_s3"] = endpoint  # this one overrides the others
             client["allow_http"] = endpoint.startswith("http://")
         self._store = S3Store(
             location.bucket,
@@ -61,17 +61,17 @@ class Client:
         self._threads = ThreadPoolExecutor(options.connections, "kvgraft-s3")
 
     def close(self) -> None:
-        """Send nothing more; requests under way end by themselves."""
+        """Send no more requests; those in flight end by themselves."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def each(
         self, request: Callable[..., T], deadline_s: float, *arguments: Sequence[object]
     ) -> Sequence[T | Exception]:
-        """Make requests at a time; the result of each, in their order.
+        """Make concurrent requests; returns their results, in order.
 
         Args:
-            request: called with one of each of the arguments.
-            deadline_s: seconds until those that are not done are given up, as `TimeoutError`.
+            request: called with one element of each sequence.
+            deadline_s: seconds until unfinished requests are given up, as `TimeoutError`.
             arguments: sequences of equal length.
         """
         if deadline_s <= 0:
@@ -83,7 +83,7 @@ class Client:
     # -- requests
 
     def get(self, path: str, nbytes: int) -> memoryview | int:
-        """An object of this length; of another one only its length, the rest is not received."""
+        """Read an object of this length; of one with another length only read the length."""
         found = obstore.get(self._store, path)
         size = found.meta["size"]
         return memoryview(found.bytes()) if size == nbytes else size
@@ -101,7 +101,7 @@ class Client:
         return obstore.head(self._store, path)["size"]
 
     def delete(self, paths: Sequence[str]) -> None:
-        """Delete objects, a thousand per request; those that are not there are no error."""
+        """Delete objects, a thousand per request; missing ones are no error."""
         obstore.delete(self._store, list(paths))
 
     def list(self) -> Iterator[list[tuple[str, int]]]:

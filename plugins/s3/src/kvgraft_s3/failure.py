@@ -1,4 +1,4 @@
-"""The status of a key for an exception of obstore, and its one line for people.
+"""The status of a key for an exception of obstore, and its message in one line.
 
 obstore has one exception for most failures. The outcome of a request is in its text: the answer of
 the server above the line `Debug source:`, the operating system's error below.
@@ -19,7 +19,7 @@ MESSAGE = re.compile(r"<Message>(.*?)</Message>", re.DOTALL)
 CAUSE = re.compile(r'message: "(.*?)"|^\s+"(.*?)",?$|source: (\w+),$', re.MULTILINE)
 
 FULL = frozenset({"QuotaExceeded", "XMinioAdminBucketQuotaExceeded", "XMinioStorageFull"})
-"""Codes of stores that have a limit."""
+"""Error codes of a full store."""
 
 LONGEST = 300
 
@@ -42,7 +42,7 @@ def status_of(error: Exception) -> Status:
 
 
 def reason_of(error: Exception) -> str:
-    """The request, and its outcome: `GET http://…: 403 Forbidden, AccessDenied: …`."""
+    """The request and its error: `GET http://…: 403 Forbidden, AccessDenied: …`."""
     said, _, debug = str(error).partition("\n\nDebug source:")
     request, answer = REQUEST.search(said), ANSWER.search(said)
     if request is None:

@@ -1,4 +1,4 @@
-"""Where in a bucket a store is, and the names of its objects.
+"""A store's place in a bucket, and the names of its objects.
 
     PREFIX/ab/cd/abcd…          a key in hex, behind its first two bytes
 
@@ -17,13 +17,13 @@ __all__ = ["Location", "key_of", "path_of"]
 
 BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,61}[A-Za-z0-9]")
 PART = re.compile(r"[A-Za-z0-9!_.*'()=+@,-]+")
-"""Names that need no escape in any store."""
+"""Names that every store takes without escapes."""
 
 NAME = re.compile(r"([0-9a-f]{2})/([0-9a-f]{2})/(\1\2[0-9a-f]{60})")
 
 
 class Location(NamedTuple):
-    """A bucket, and the prefix of the names of a store's objects; may be empty."""
+    """A bucket and the prefix of a store's object names, which may be empty."""
 
     bucket: str
     prefix: str

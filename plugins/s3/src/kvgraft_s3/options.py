@@ -1,4 +1,4 @@
-"""Options of the S3 backend; credentials are none of them."""
+"""Options of the S3 backend, without credentials."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["S3Options"]
 
 
 class S3Options(StorageOptions):
-    """Where the store is, and how it is asked.
+    """Endpoint, concurrency and time limits of the store.
 
     Attributes:
         endpoint: `http://` or `https://` and a host; without it `AWS_ENDPOINT_URL_S3` or
             `AWS_ENDPOINT_URL`, or Amazon's of the region. Requests are encrypted unless it begins
             with `http://`.
         region: the bucket's; without it `AWS_REGION`, or us-east-1.
-        connections: requests at a time, of all calls together.
+        connections: most concurrent requests, of all calls together.
         timeout_s: seconds for one request, and for a whole call that has no deadline.
-        retries: times a request is sent again after a 5xx answer or a broken connection, within
+        retries: how often a request is sent again after a 5xx answer or a broken connection, within
             `timeout_s`.
     """
 
@@ -34,7 +34,7 @@ class S3Options(StorageOptions):
 
     @model_validator(mode="after")
     def _has_an_address(self) -> Self:
-        """For all fields, so that credentials are not repeated in the message."""
+        """Checks all fields together, so that the message does not repeat credentials."""
         if self.endpoint is None:
             return self
         parts = urlsplit(self.endpoint)

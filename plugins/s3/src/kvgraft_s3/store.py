@@ -1,4 +1,4 @@
-"""The backend: keys are objects, a value is a header and its payload in one of them."""
+"""The backend: one object per key, which is the value's header and payload."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
 __all__ = ["S3Backend"]
 
 LARGEST_PUT = 5 << 30
-"""Bytes that one request may store."""
+"""Most bytes that one request may store."""
 
 PROBE = "kvgraft-probe"
-"""An object nobody stores; the answer shows what would become of other requests."""
+"""Name of an object that nobody stores: a request for it shows whether the store works."""
 
 WAITED = 0.95
-"""Share of a deadline that is waited for; in the rest, results in time are handed over."""
+"""Share of a deadline that requests may take; the rest is for handing over results."""
 
 VERIFIED_AT_ONCE = 8
-"""Objects that a scan holds in memory."""
+"""Most objects that a scan holds in memory."""
 
 
 class S3Backend(StorageBackend):
@@ -45,7 +45,7 @@ class S3Backend(StorageBackend):
 
     Args:
         location: bucket and prefix.
-        options: how it is asked.
+        options: concurrency and time limits.
         client: makes the requests.
 
     Raises:
@@ -95,17 +95,17 @@ class S3Backend(StorageBackend):
     # -- calls
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Per key, whether its object is there; a request each.
+        """Per key, whether its object is there; one request per key.
 
         Raises:
-            S3Error: it could not be found out for all of them.
+            S3Error: a request failed.
         """
         return [status is Status.OK for status in self._look(keys)]
 
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Read objects of exactly the expected length; of others only the length is looked at."""
+        """Read objects of exactly the expected length; of others only read the length."""
         client = self._expect_open()
         sizes = [HEADER_NBYTES + len(value.payload) for value in values]
         found = client.each(client.get, WAITED * deadline_s, [path_of(key) for key in keys], sizes)
@@ -121,7 +121,7 @@ class S3Backend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Store objects, replacing existing ones; one that is given up may still be stored."""
+        """Store objects, replacing existing ones; after a time-out one may still be stored."""
         client = self._expect_open()
         if deadline_s <= 0:
             return [Status.TIMEOUT] * len(keys)
@@ -130,10 +130,10 @@ class S3Backend(StorageBackend):
         return _statuses(client.each(client.put, WAITED * deadline_s, paths, objects))
 
     def remove(self, keys: Sequence[bytes]) -> Sequence[Status]:
-        """Look which objects are there, and delete them.
+        """Check which objects are there, and delete them.
 
         Raises:
-            S3Error: it could not be found out, or not done, for all of them.
+            S3Error: a request failed.
         """
         statuses = self._look(keys)
         self._delete([path_of(key) for key, told in zip(keys, statuses) if told is Status.OK])
@@ -145,7 +145,7 @@ class S3Backend(StorageBackend):
             self._delete(list(own))
 
     def flush(self) -> None:
-        """Nothing: acknowledged data is durable."""
+        """Do nothing: acknowledged data is durable."""
         self._expect_open()
 
     def stats(self) -> StoreStats:
@@ -170,7 +170,7 @@ class S3Backend(StorageBackend):
                 _certain(found)
                 for path, told in zip(some, found):
                     if isinstance(told, Exception):
-                        continue  # removed since
+                        continue  # removed meanwhile
                     n_records += 1
                     nbytes += len(told)
                     reason = _damage(path, told)
@@ -181,7 +181,7 @@ class S3Backend(StorageBackend):
         return VerifyReport(n_records, nbytes, tuple(damaged))
 
     def healthy(self) -> bool:
-        """Whether a request is answered as it should be."""
+        """Whether a request for a missing object gets the right answer."""
         if not self._closed:
             try:
                 self._probe()
@@ -190,7 +190,7 @@ class S3Backend(StorageBackend):
         return not self._closed
 
     def close(self) -> None:
-        """Send no more requests; those under way end by themselves, within `timeout_s`."""
+        """Send no more requests; those in flight end by themselves, within `timeout_s`."""
         self._closed = True
         self._client.close()
 
@@ -214,7 +214,7 @@ class S3Backend(StorageBackend):
             _certain(self._client.each(self._client.delete, self.options.timeout_s, [paths]))
 
     def _listed(self) -> Iterator[tuple[dict[str, int], int]]:
-        """A request at a time: paths and lengths of the store's objects, and how many others."""
+        """Per request: paths and lengths of the store's objects, and the number of others."""
         client = self._expect_open()
         stream = client.list()
         while True:
@@ -227,10 +227,10 @@ class S3Backend(StorageBackend):
 
 
 def _statuses(outcomes: Sequence[object]) -> list[Status]:
-    """The statuses of requests, one key each.
+    """The statuses of requests, each for one key.
 
     Raises:
-        S3Error: all of them failed, and not because they took too long.
+        S3Error: all of them failed, and not by a time-out.
     """
     errors = [told for told in outcomes if isinstance(told, Exception)]
     statuses = [status_of(told) if isinstance(told, Exception) else Status.OK for told in outcomes]
@@ -243,7 +243,7 @@ def _certain(outcomes: Sequence[object]) -> list[Status]:
     """The statuses of requests, OK or MISS.
 
     Raises:
-        S3Error: one of them came to nothing.
+        S3Error: one of them failed.
     """
     for told in outcomes:
         if isinstance(told, Exception) and status_of(told) is not Status.MISS:

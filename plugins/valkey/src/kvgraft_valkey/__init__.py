@@ -6,7 +6,7 @@ facts               the servers' own data: limits, eviction, durability
 records             the form of a value on the servers, and of a round trip
 store               the backend
 
-Importing this package does not import the client; opening a store does.
+Importing this package does not import the client library; opening a store does.
 """
 
 from __future__ import annotations

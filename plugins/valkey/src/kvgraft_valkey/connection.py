@@ -1,7 +1,7 @@
 """One client of a server, or of a cluster, that any thread may use.
 
-Failures come out as builtin exceptions: `TimeoutError`, or `ConnectionError` with the reason. A
-command of a batch that a server refuses stands among the answers as a `RequestError`.
+Failures are builtin exceptions: `TimeoutError`, or `ConnectionError` with the reason. If a server
+refuses a command of a batch, its answer is a `RequestError`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Commands = glide.Batch | glide.ClusterBatch
 Table = dict[str, str]
 
 LONGEST_S = 1e6
-"""A wait without end, for the client."""
+"""The client's value for no time-out."""
 
 EVERYTHING = "*"
-"""All settings: servers before version 7 take one name or pattern at a time."""
+"""A pattern for all settings: servers before version 7 take only one name or pattern."""
 
 SCAN_STEP = 1000
-"""Names a server looks at in one step of a scan."""
+"""Names that a server checks in one step of a scan."""
 
 
 class Connection(abc.ABC, Generic[Client]):
@@ -45,7 +45,7 @@ class Connection(abc.ABC, Generic[Client]):
 
     Args:
         client: open.
-        where: its servers, for people.
+        where: its servers, for messages.
     """
 
     def __init__(self, client: Client, where: str) -> None:
@@ -57,30 +57,30 @@ class Connection(abc.ABC, Generic[Client]):
 
     @abc.abstractmethod
     def batch(self, *, atomic: bool = False) -> Commands:
-        """Commands for one round trip, none yet; one that is atomic is of one slot."""
+        """An empty batch for one round trip; an atomic one has keys of one slot."""
 
     @abc.abstractmethod
     def run(self, batch: Commands, timeout_s: float) -> list[object]:
-        """Carry out a batch; an answer per command.
+        """Run a batch; returns an answer per command.
 
         Raises:
-            TimeoutError: not done in time; none, some or all of it may have been carried out.
-            ConnectionError: it cannot be done.
+            TimeoutError: not done in time; any part of it may have been carried out.
+            ConnectionError: the servers cannot be reached.
         """
 
     def fetch(
         self, names: Sequence[bytes], buffers: Sequence[memoryview]
     ) -> list[int | None] | None:
-        """Copy strings into memory; the length of each, None where there is none.
+        """Copy strings into memory; returns the length of each, None for a missing one.
 
-        Waits as long as the client was told to for any answer, and no shorter.
+        It waits as long as the client's time-out for any answer, and not less.
 
         Returns:
             None if the server refuses, or a string is longer than its memory.
 
         Raises:
             TimeoutError: not done in time.
-            ConnectionError: it cannot be done.
+            ConnectionError: the servers cannot be reached.
         """
         told: list[list[bytes | None]] = []
         with self._using() as client, _refusals_aside():
@@ -89,7 +89,7 @@ class Connection(abc.ABC, Generic[Client]):
 
     @abc.abstractmethod
     def names(self, pattern: str) -> Iterator[list[bytes]]:
-        """Names of keys that match, each once; keys that come or go meanwhile may be included."""
+        """Names of keys that match, each once; keys added or removed meanwhile may be included."""
 
     @abc.abstractmethod
     def info(self) -> list[Table]:
@@ -97,7 +97,7 @@ class Connection(abc.ABC, Generic[Client]):
 
     @abc.abstractmethod
     def settings(self) -> list[Table]:
-        """Each primary's settings; nothing where they must not be asked for."""
+        """Each primary's settings; nothing if reading them is not permitted."""
 
     @abc.abstractmethod
     def ping(self) -> None:
@@ -221,7 +221,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def _refusals_aside() -> Iterator[None]:
-    """Go on behind the block where a server refuses a command; other errors stay."""
+    """Suppress the error of a refused command; other errors are raised."""
     try:
         yield
     except (glide.TimeoutError, glide.ConnectionError):
@@ -231,12 +231,12 @@ def _refusals_aside() -> Iterator[None]:
 
 
 def milliseconds(seconds: float) -> int:
-    """Seconds as the client counts them, at least one and no more than it can count."""
+    """Seconds as milliseconds, at least one and within the client's range."""
     return int(1000 * min(max(seconds, 0.001), LONGEST_S))
 
 
 def unseen(names: Sequence[bytes], seen: set[bytes]) -> list[bytes]:
-    """Those not seen before; a scan repeats some when a server resizes its table."""
+    """Drop repeated names; a scan repeats some when a server resizes its table."""
     fresh = [name for name in dict.fromkeys(names) if name not in seen]
     seen.update(fresh)
     return fresh

@@ -10,10 +10,10 @@ from kvgraft_valkey.connection import AnyConnection
 __all__ = ["Facts", "counts", "read_facts"]
 
 LONGEST_VALUE = 512 << 20
-"""A string's limit, unless the server is told otherwise."""
+"""Default limit of a string's length."""
 
 BY_USE = ("-lru", "-lfu")
-"""Ends of the names of eviction policies for which a use counts."""
+"""Suffixes of eviction policies that count uses."""
 
 
 class Facts(NamedTuple):
@@ -22,9 +22,9 @@ class Facts(NamedTuple):
     Attributes:
         value_nbytes: longest value.
         capacity_nbytes: memory they may use for everybody's data; None if one has no limit.
-        evicts: whether each makes room by itself for this store's values.
-        by_use: whether each evicts values that were used long ago or seldom.
-        durable: whether each has acknowledged writes on its disk; false where it does not say.
+        evicts: whether each evicts to make room for this store's values.
+        by_use: whether each evicts by last use or frequency of use.
+        durable: whether each has acknowledged writes on its disk; false if it does not say.
     """
 
     value_nbytes: int
@@ -39,8 +39,8 @@ def read_facts(connection: AnyConnection, *, expiring: bool) -> Facts:
 
     Args:
         connection: open.
-        expiring: whether all that this store writes has a time to live; only such values go
-            under the policies `volatile-*`.
+        expiring: whether this store's values have a time to live; the policies `volatile-*` evict
+            only such values.
 
     Raises:
         OSError: they do not answer.

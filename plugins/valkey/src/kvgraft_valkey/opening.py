@@ -1,4 +1,4 @@
-"""Opening a connection, and saying in one line why it cannot be."""
+"""Opens a connection, or says in one line why it cannot."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from kvgraft_valkey.options import Server, ValkeyOptions
 __all__ = ["connect"]
 
 RETRIES = glide.BackoffStrategy(num_of_retries=3, factor=50, exponent_base=2, jitter_percent=20)
-"""Attempts to reach a server: three at opening, with waits of up to 50 ms x 2^3; one that was lost
-is tried on and on at the longest wait."""
+"""Attempts to reach a server: three at opening, with waits of up to 50 ms x 2^3. A lost server is
+tried again without end, at the longest wait.
+"""
 
 
 def connect(servers: Sequence[Server], options: ValkeyOptions) -> AnyConnection:
@@ -30,7 +31,7 @@ def connect(servers: Sequence[Server], options: ValkeyOptions) -> AnyConnection:
     Raises:
         ConfigError: it cannot be reached, refuses the log-in, or contradicts `cluster`.
     """
-    glide.Logger.init(glide.LogLevel.ERROR)  # unless the application has set the log up
+    glide.Logger.init(glide.LogLevel.ERROR)  # unless the application has configured logging
     if options.cluster:
         return _cluster(servers, options)
     where = ", ".join(map(str, servers))
@@ -65,7 +66,7 @@ def _cluster(servers: Sequence[Server], options: ValkeyOptions) -> ClusterConnec
 
 
 def _answers_alone(server: Server, options: ValkeyOptions) -> bool:
-    """Whether there is a server that is not part of a cluster."""
+    """Whether the server is there and is not part of a cluster."""
     try:
         client = glide.GlideClient.create(_single_configuration([server], options))
     except glide.GlideError:

@@ -19,20 +19,21 @@ FORM = "write valkey:HOST:PORT, for a cluster also valkey:HOST:PORT,HOST:PORT"
 class ValkeyOptions(StorageOptions):
     """Options for reaching the servers, and for the names of stored values.
 
-    A URL holds no password, because URLs are printed; `password_env` names where one is.
+    A URL holds no password, because URLs are printed; `password_env` names the variable that has
+    it.
 
     Attributes:
-        cluster: whether the servers are a cluster; the location then needs only some of them.
+        cluster: whether the servers are a cluster; the location then needs to name only some of
+            them.
         tls: whether to speak TLS.
         tls_ca: PEM file of the authorities to trust instead of the system's; needs `tls`.
         username: the user to log in as, with `password_env`; the server's default user if None.
         password_env: environment variable that holds the password; no log-in if None.
         database: number of the database; a cluster has only 0.
-        prefix: the start of all keys' names. Stores with different ones do not see each
-            other.
+        prefix: prefix of all keys. Stores with different ones do not see each other.
         ttl_s: seconds after which the server drops a value; None for never.
-        timeout_s: longest wait for one answer in calls that have no deadline of their own, and
-            for a value that is read straight into its memory.
+        timeout_s: longest wait for one answer in calls without a deadline, and for a value that is
+            read directly into its memory.
         connect_timeout_s: longest wait for a connection.
     """
 
@@ -61,7 +62,7 @@ class ValkeyOptions(StorageOptions):
 
 
 class Server(NamedTuple):
-    """Where a server listens."""
+    """Host and port of a server."""
 
     host: str
     port: int

@@ -1,10 +1,10 @@
 """The form of a value on the servers: two strings of one slot, and runs per round trip.
 
-Header and payload have keys of their own, so that a payload goes to and from the caller's memory
-as it is; in one string, each way would cost a copy that puts them in a row or takes them apart.
+Header and payload have separate keys, so that a payload goes directly to and from the caller's
+memory. One string for both would need a copy in each direction.
 
-A run is short because a transfer's cost is its copies, and short ones stay in the processor's
-caches: 8 MiB at once took 1.3 to 2 times the processor time of 512 KiB at a time.
+Runs are short because copies dominate a transfer, and short ones stay in the CPU's caches: 8 MiB at
+once took 1.3 to 2 times the CPU time of 512 KiB at a time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvgraft_storage import HEADER_NBYTES, Status, Value, copy
 __all__ = ["RUN_KEYS", "RUN_NBYTES", "Names", "pattern", "placed", "runs", "verdict"]
 
 RUN_NBYTES = 256 << 10
-"""Most payload in one run unless a single value has more."""
+"""Most payload bytes in one run, unless a single value has more."""
 
 RUN_KEYS = 256
 """Most values in one run."""
@@ -29,8 +29,8 @@ _HEADER, _PAYLOAD = b"}:header", b"}:payload"
 class Names(NamedTuple):
     """Names of a value's two strings on the servers: `PREFIX{KEY}:header`, `...:payload`.
 
-    The key is in hexadecimal, and braced: a cluster keeps both in the slot of the text between the
-    braces (or of the prefix's own braces; that is the same for both as well).
+    The key is hexadecimal and in braces, so a cluster keeps both strings in the slot of the text
+    between the braces. (If the prefix has braces, it decides the slot, for both alike.)
     """
 
     header: bytes
@@ -44,7 +44,7 @@ class Names(NamedTuple):
 
     @classmethod
     def key_of(cls, prefix: bytes, name: bytes) -> bytes | None:
-        """The storage key one of whose strings has this name; None if it is another's name."""
+        """The storage key of a string's name; None if the name is not this store's."""
         digits, _, _ = name[len(prefix) + 1 :].partition(b"}")
         try:
             key = bytes.fromhex(digits.decode())
@@ -59,12 +59,12 @@ class Names(NamedTuple):
 
 
 def pattern(prefix: str) -> str:
-    """The pattern with which servers find all strings; others' may match it too."""
+    """A pattern that matches all strings of the store, and maybe others."""
     return f"{prefix}{{{'?' * (2 * KEY_NBYTES)}}}:*"
 
 
 def runs(sizes: Sequence[int]) -> Iterator[range]:
-    """Numbers of neighbours among values of these lengths, as many as go together."""
+    """Split values of these lengths into runs of consecutive indices."""
     first = nbytes = 0
     for number, size in enumerate(sizes):
         if number > first and (nbytes + size > RUN_NBYTES or number - first == RUN_KEYS):
@@ -76,10 +76,9 @@ def runs(sizes: Sequence[int]) -> Iterator[range]:
 
 
 def verdict(value: Value, header: int | None, payload: int | None) -> Status:
-    """The status that the strings' lengths imply; 0 or None is a missing string.
+    """The status for the strings' lengths; 0 or None means a missing string.
 
-    Half a value counts as missing: a server has evicted the other half, or is in the middle of a
-    store.
+    Half a value counts as missing: the other half was evicted, or a store is in progress.
     """
     if not header or not payload:
         return Status.MISS
@@ -89,7 +88,7 @@ def verdict(value: Value, header: int | None, payload: int | None) -> Status:
 
 
 def placed(value: Value, header: bytes, payload: bytes) -> Status:
-    """Copy the strings found into the value, if their lengths are right."""
+    """Copy the strings into the value, if their lengths are right."""
     told = verdict(value, len(header), len(payload))
     if told is Status.OK:
         value.header[:] = header

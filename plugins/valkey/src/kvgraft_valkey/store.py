@@ -1,4 +1,4 @@
-"""The backend: values as strings under prefixed keys, in as few round trips as are quick."""
+"""The backend: values as strings under prefixed keys, in few round trips."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from kvgraft_valkey.records import RUN_KEYS, RUN_NBYTES, Names, pattern, placed,
 __all__ = ["ValkeyBackend"]
 
 MARGIN_S = 0.02
-"""Kept back from a deadline, so that a call has returned by then."""
+"""Seconds kept back from a deadline, so that a call returns before it."""
 
 Encodable = str | bytes | bytearray | memoryview
 Told = Status | glide.RequestError
@@ -38,13 +38,13 @@ Carry = Callable[[range, float], list[Told]]
 
 
 class _Found(NamedTuple):
-    """One of the strings in a scan, and the value it is of.
+    """A string in a scan, and its value.
 
     Attributes:
-        name: the string's.
-        key: the value's.
+        name: the string's name.
+        key: the value's key.
         memory_nbytes: memory of the string.
-        nbytes: lengths of header and payload: 0 for a missing one, None for one that is no string.
+        nbytes: lengths of header and payload: 0 for a missing one, None for another type.
     """
 
     name: bytes
@@ -54,7 +54,7 @@ class _Found(NamedTuple):
 
     @property
     def is_payload(self) -> bool:
-        """Whether it is the one by which values are counted."""
+        """Whether it is the payload, by which values are counted."""
         return Names.is_payload(self.name)
 
 
@@ -87,7 +87,7 @@ class ValkeyBackend(StorageBackend):
 
     @classmethod
     def open(cls, location: str, options: ValkeyOptions) -> ValkeyBackend:
-        """A store from the location of a URL: `HOST:PORT`, of a cluster several.
+        """A store from the location of a URL: `HOST:PORT`, or several for a cluster.
 
         Raises:
             ConfigError: names the fault of location, options or servers.
@@ -101,7 +101,7 @@ class ValkeyBackend(StorageBackend):
 
     @property
     def capabilities(self) -> Capabilities:
-        """Shared and synchronous; the rest follows the servers' set-up at opening."""
+        """Shared and synchronous; the rest follows the servers' settings at opening."""
         return Capabilities(
             durable=self._facts.durable,
             shared=True,
@@ -114,7 +114,7 @@ class ValkeyBackend(StorageBackend):
     # -- calls
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
-        """Per key, whether the servers have all of it, damaged or not."""
+        """Per key, whether the servers have both strings, damaged or not."""
         batch = self._connection.batch()
         for names in self._names_of(keys):
             for name in names:
@@ -125,10 +125,11 @@ class ValkeyBackend(StorageBackend):
     def get_into(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Read values; payloads are for the caller to verify.
+        """Read values; the caller verifies the payloads.
 
-        One that is a run of its own goes straight to its memory: a command, since answers of a
-        batch cannot. The client has one time-out for all commands, so that has to be short enough.
+        A value that is a run by itself is read directly into its memory, by a command, since a
+        batch cannot do that. The client has one time-out for all commands, so it must be short
+        enough.
         """
         names = self._names_of(keys)
 
@@ -154,7 +155,7 @@ class ValkeyBackend(StorageBackend):
     def set_from(
         self, keys: Sequence[bytes], values: Sequence[Value], deadline_s: float
     ) -> Sequence[Status]:
-        """Store values; existing ones are replaced, header and payload at once."""
+        """Store values; an existing one is replaced, header and payload together."""
         names = self._names_of(keys)
         longest = self._facts.value_nbytes
 
@@ -184,7 +185,7 @@ class ValkeyBackend(StorageBackend):
         return self._carry_out(len(keys), work, carry, deadline_s)
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """Have the servers count a use of both strings; their clocks count whole seconds."""
+        """Make the servers count a use of both strings; their clocks count whole seconds."""
         batch = self._connection.batch()
         for names in self._names_of(keys):
             batch.touch(list(names))
@@ -227,7 +228,7 @@ class ValkeyBackend(StorageBackend):
         return StoreStats(n_records, nbytes, self._facts.capacity_nbytes, details)
 
     def verify(self) -> VerifyReport:
-        """Read every value to its last byte; one of which the servers evicted half is none."""
+        """Read every value to its last byte; a half evicted one does not count."""
         n_records = nbytes = 0
         damaged = []
         for found in self._scan():
@@ -249,7 +250,7 @@ class ValkeyBackend(StorageBackend):
         return True
 
     def close(self) -> None:
-        """Let go of the servers, once calls of other threads have ended."""
+        """Close the connection, once calls of other threads have ended."""
         self._connection.close()
 
     # -- inside
@@ -260,11 +261,11 @@ class ValkeyBackend(StorageBackend):
     def _carry_out(
         self, n_keys: int, work: Iterable[range], carry: Carry, deadline_s: float
     ) -> list[Status]:
-        """Carry out run after run, until the deadline or a connection that is lost.
+        """Carry out run after run, until the deadline or until the connection is lost.
 
         Args:
-            n_keys: of the call.
-            work: numbers of keys in runs.
+            n_keys: number of keys of the call.
+            work: indices of keys, in runs.
             carry: one round trip; a status for each key of its run, or why it was refused.
             deadline_s: seconds for all of it.
 
@@ -336,7 +337,7 @@ class ValkeyBackend(StorageBackend):
                     yield _Found(name, key, taken, nbytes)
 
     def _damage(self, found: _Found) -> str | None:
-        """The fault of a value; None if it has none, or was removed since."""
+        """The fault of a value; None without one, or if it was removed meanwhile."""
         header, payload = found.nbytes
         if header is None or payload is None:
             return "is no string"
@@ -351,13 +352,13 @@ class ValkeyBackend(StorageBackend):
 
 
 def _in_pairs(answers: Sequence[object]) -> Iterator[tuple[object, object]]:
-    """The answers for header and payload, value after value."""
+    """The answers for header and payload, value by value."""
     rest = iter(answers)
     return zip(rest, rest)
 
 
 def _refusal(answers: Iterable[object]) -> glide.RequestError | None:
-    """The first answer that is a refusal."""
+    """The first refusal among answers."""
     return next((each for each in answers if isinstance(each, glide.RequestError)), None)
 
 
