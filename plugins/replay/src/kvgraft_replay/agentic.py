@@ -1,16 +1,15 @@
 """Coding-agent traces: one session per line, each a list of requests with run-length block ids.
 
 A session holds `requests`, `block_size` (64 tokens if absent) and optionally `dup_of`, the session
-it repeats; those are left out. A request holds `t` (seconds since the session began), `in` and
-`out` (tokens), `runs` (`[first id, count]` pairs, whole blocks only), and, where they were
-recorded, `api_time` (its duration), `think_time` (idle seconds before it) and `stop` (why its
-output ended: a tool was called, or the turn ended; a hint for eviction). Ids belong to their
-session: two sessions share nothing. Models are not told apart, as equal ids already say that
-content is shared.
+that it repeats; repeated sessions are left out. A request holds `t` (seconds since the session
+began), `in` and `out` (tokens), `runs` (`[first id, count]` pairs, whole blocks only), and, where
+they were recorded, `api_time` (its duration), `think_time` (idle seconds before it) and `stop` (why
+its output ended: a tool was called, or the turn ended; a hint for eviction). Ids belong to their
+session: two sessions share nothing. The model is ignored: equal ids mean equal content.
 
 A request of type `subagent` nests the requests of another agent, with times since it began. They
-run inside the session, in order of time with the parent's requests: a replay has one request of a
-session in flight, and the agent's own order is kept. Sessions have no place in absolute time.
+run inside the session, in order of time with the parent's requests: a replay runs one request of a
+session at a time, and keeps the agent's order. Sessions have no absolute times.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ __all__ = ["AGENTIC_BLOCK_TOKENS", "THINK_LIMIT_S", "read_agentic"]
 
 AGENTIC_BLOCK_TOKENS = 64
 THINK_LIMIT_S = 300.0
-"""Idle gaps are capped here: a replay leaves out nights and lunch breaks."""
+"""Idle gaps are capped at this many seconds, so a replay leaves out nights and lunch breaks."""
 
 HINTS = {"tool_use": Hint.CONTINUES, "end_turn": Hint.TURN_ENDED}
-"""Reasons of stopping that say something of the session's future."""
+"""Stop reasons that say whether the session goes on."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A request of a session, the agent that made it and when."""
+    """A request of a session, with its agent and time."""
 
     agent: int
     start_s: float
@@ -68,10 +67,9 @@ def read_agentic(
 
     Args:
         path: JSON lines, plain or gzip.
-        limit: read this many requests and leave the rest of the file alone; the last session
-            may be cut.
-        users: with a limit, read whole sessions, one more than the limit holds, and at least as
-            many as there are users.
+        limit: read only this many requests of the file; the last session may be cut.
+        users: with a limit, read whole sessions: one more than fit the limit, and at least one for
+            each user.
         block_tokens: tokens per block id, whatever the file says.
 
     Raises:
@@ -150,7 +148,7 @@ def _call(record: Record, agent: int, start_s: float, block_tokens: int) -> _Cal
 def _run(record: Record, run: object) -> Span:
     if isinstance(run, list) and len(run) == 2:
         first, count = run
-        # An id alone can ask for no more addresses than there are.
+        # One id cannot need more addresses than exist.
         if type(first) is type(count) is int and 0 <= first < ADDRESS_LIMIT and count > 0:
             return Span(first, count)
     raise record.error(
@@ -193,7 +191,7 @@ def _session(
 
 
 def _think_s(call: _Call, previous: _Call | None, busy_until_s: float) -> float:
-    """The recorded idle time where the same agent went on, the time since the last end else."""
+    """The recorded idle time if the same agent continues, else the time since the last end."""
     if previous is None:
         return 0.0
     if call.think_s is not None and call.agent == previous.agent:

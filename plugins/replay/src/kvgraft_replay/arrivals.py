@@ -1,4 +1,4 @@
-"""When requests arrive: by the trace's clock, or as users come back."""
+"""When requests arrive: at the trace's times, or when users continue."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Arrivals(Protocol):
         """Requests that have arrived by `now_s`."""
 
     def ended(self, request: TraceRequest, now_s: float) -> None:
-        """A request ended, well or badly; its session may go on."""
+        """A request ended, served or not; its session may continue."""
 
 
 class OpenLoop:
@@ -43,11 +43,11 @@ class OpenLoop:
         return arrived
 
     def ended(self, request: TraceRequest, now_s: float) -> None:
-        """Nothing follows from an answer in an open loop."""
+        """Do nothing: in an open loop arrivals do not depend on answers."""
 
 
 class ClosedLoop:
-    """`users` users, each at one session after another, asking on after every answer."""
+    """A number of users; each plays sessions in turn and sends a request after each answer."""
 
     def __init__(self, sessions: Sequence[Sequence[TraceRequest]], users: int) -> None:
         self._sessions = deque(deque(session) for session in sessions)
@@ -78,7 +78,7 @@ class ClosedLoop:
         return arrived
 
     def ended(self, request: TraceRequest, now_s: float) -> None:
-        """The session's next request follows, or the user's next session."""
+        """Schedule the session's next request, or the user's next session."""
         session = self._current[request.session]
         if session:
             self._next(session, now_s)

@@ -1,4 +1,4 @@
-"""Options of every command that replays: the caches, but for their sizes."""
+"""Options of all commands that replay: settings of caches except sizes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def parse_components(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Components such as `swa:window=4096`, each name once.
 
     Raises:
-        ConfigError: one that is not of that form, or a name given twice.
+        ConfigError: a text of another form, or a name given twice.
     """
     parsed = [parse_component(text) for text in texts]
     names = [name for name, _ in parsed]

@@ -51,7 +51,7 @@ __all__ = ["replay", "run_with_progress"]
 
 
 def _widest_component() -> str:
-    """The installed component that needs most before a boundary: the base of any set.
+    """The installed component with the widest reach, which is the base of any set.
 
     Raises:
         ConfigError: no usable component is installed.
@@ -72,7 +72,7 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
 
     from kvgraft_replay.replay import replay as run
 
-    # The tensors are small: a second thread would only be waited for.
+    # The tensors are small: more threads would only slow copies down.
     torch.set_num_threads(1)
     with shown_progress("requests", console) as progress:
         return run(workload, settings, progress=progress)
@@ -185,7 +185,7 @@ def replay(path: Path | None, **options: Any) -> None:
 
 
 def _check_policies(options: Mapping[str, Any]) -> None:
-    """Refuse several policies where one replay would change another, or nothing draws them.
+    """Refuse several policies if one replay would change another, or if no output compares them.
 
     Raises:
         ConfigError: naming the option.
@@ -208,13 +208,13 @@ def _check_policies(options: Mapping[str, Any]) -> None:
 def _report(results: Sequence[ReplayResult], targets: Mapping[str, Target]) -> None:
     """Write and print one result, or several side by side.
 
-    Exit with 1 if one is not sound, or served nothing.
+    Exits with 1 if one is unsound or served nothing.
     """
     console, first = tables_console(targets), results[0]
     alone = len(results) == 1
     try:
         save(first if alone else results, lambda: render_html(first), targets)
-    finally:  # the tables' reader may stop reading, and a full disk loses no tables
+    finally:  # tables are printed even if the disk is full
         if alone:
             print_tables(first, console)
         else:

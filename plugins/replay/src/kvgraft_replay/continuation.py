@@ -1,14 +1,13 @@
 """Finds the request that continues an earlier one, and so the earlier one's output.
 
-Traces name the blocks of prompts only. An output, and the part of a prompt behind its last whole
-block, shows up again in the prompt of the conversation's next turn: that turn's prompt starts with
-all whole blocks of the earlier one and is longer. So the earliest such request has the content
-behind the earlier request's whole blocks; a request that none continues gets content that never
-recurs.
+Traces name only the blocks of prompts. An output, and the part of a prompt behind its last whole
+block, appears again in the prompt of the conversation's next turn, which starts with all whole
+blocks of the earlier prompt and is longer. So the earliest such request gives the content behind
+the earlier request's whole blocks. A request that none continues gets content that never recurs.
 
-A request continues one request only: the one it shares most with, the latest among equals. Others
-it could continue share a common opening with it (a system prompt), not a conversation, and stay
-without continuation: two different prompts must not both become the start of a third.
+A request continues only one request: the one that it shares most with, the latest among equals.
+Others that it could continue share an opening with it (a system prompt), not a conversation. They
+stay without a continuation, because two different prompts cannot both be the start of a third.
 """
 
 from __future__ import annotations
@@ -29,9 +28,8 @@ class Recorded:
     Attributes:
         whole: the prompt's whole blocks, as few spans as possible.
         whole_tokens: their length.
-        tail: address that stands for the rest of the prompt; requests with equal tails have
-            equal prompts. Addresses `tail .. tail + tail_tokens` belong to it. Without meaning
-            where the prompt is whole blocks only.
+        tail: first address of the rest of the prompt, `tail .. tail + tail_tokens`; requests with
+            equal tails have equal prompts. Without meaning if the prompt is whole blocks only.
         prompt_tokens: length of the prompt.
         output_tokens: length of the output.
     """
@@ -48,7 +46,7 @@ class Recorded:
         return self.prompt_tokens - self.whole_tokens
 
     def address_at(self, position: int) -> int:
-        """Address recorded at a block boundary of the prompt."""
+        """The address at a block boundary of the prompt."""
         for first, length in self.whole:
             if position < length:
                 return first + position
@@ -57,7 +55,7 @@ class Recorded:
 
 
 class _Waiting:
-    """Requests nothing has continued yet, found by the last address of their whole blocks."""
+    """Requests without a continuation, by the last address of their whole blocks."""
 
     def __init__(self, requests: Sequence[Recorded]) -> None:
         self._requests = requests
@@ -67,7 +65,7 @@ class _Waiting:
     def add(self, index: int) -> None:
         request = self._requests[index]
         if not request.whole:
-            return  # no whole block, nothing to recognise it by
+            return  # without a whole block it cannot be recognised
         key = sum(request.whole[-1]) - 1
         if key not in self._by_key:
             insort(self._keys, key)
@@ -102,7 +100,7 @@ class _Waiting:
 
 
 class _Tails:
-    """Tails behind the whole blocks of a prompt: at most one answer per tail, and one way back."""
+    """Tails behind whole blocks of prompts; each has at most one continuation, and back."""
 
     def __init__(self) -> None:
         self.answers: dict[int, tuple[int, int, int]] = {}
@@ -111,7 +109,7 @@ class _Tails:
         self._claimed: set[int] = set()
 
     def claim(self, request: Recorded, later: Recorded, later_index: int) -> bool:
-        """Say that `later` continues `request`; False where that contradicts known content."""
+        """Record that `later` continues `request`; False if that contradicts known content."""
         if not request.tail_tokens:
             return True
         address = later.address_at(request.whole_tokens)

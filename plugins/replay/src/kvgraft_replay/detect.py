@@ -1,4 +1,4 @@
-"""Opens a trace of any format kvgraft reads."""
+"""Opens a trace of any supported format."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def open_workload(
     block_tokens: int | None = None,
     time_unit: str | None = None,
 ) -> Workload:
-    """Read a trace, plain or gzip, whose format its first line tells.
+    """Read a trace, plain or gzip; its first line gives the format.
 
     Args:
         path: a trace of blocks (lines with `hash_ids`: Mooncake's, Bailian's, Dynamo's), a
             coding-agent trace (lines with `requests`), or a CSV of lengths (Azure's, BurstGPT's).
-        limit: read this many requests and leave the rest of the file alone.
+        limit: read only this many requests of the file.
         users: read enough for a closed loop of that many users: whole sessions, at least
             one for each user.
-        block_tokens: tokens of a block; by default what the format or the file says.
+        block_tokens: tokens of a block; by default as the format or the file says.
         time_unit: one of `TIME_UNITS`; by default the format's.
 
     Raises:
@@ -46,7 +46,7 @@ def open_workload(
         raise TraceError(f"{path}: limit {limit} leaves no request; use a limit of at least 1")
     unit_s = None if time_unit is None else TIME_UNITS[time_unit]
     line, text = next(read_texts(path))
-    whole = limit if users is None else None  # sessions show only when all requests are known
+    whole = limit if users is None else None  # sessions are known only after the last request
     if any(mark in text for mark in ",;\t") and text.lstrip()[:1] not in tuple("{["):
         if block_tokens is not None:
             raise TraceError(f"{path}: --block-tokens: a CSV names no blocks; leave it out")

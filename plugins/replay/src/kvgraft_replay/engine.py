@@ -1,8 +1,8 @@
 """A serving engine without a model: continuous batching on a virtual clock.
 
-Every step admits requests that fit, prefills up to a chunk of tokens, decodes for as long as that
-took, and moves the clock. Durations come from two rates, so a replay is repeatable; the cache under
-it is the real one, with real pools and real copies.
+Every step admits requests that fit, prefills up to a chunk of tokens, decodes for the duration of
+the prefill, and advances the clock. Two rates give the durations, so a replay is repeatable. The
+cache is the real one, with real pools and real copies.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from kvgraft_scheduling.waiting import WaitingQueue
 __all__ = ["EngineModel", "ReplayEngine"]
 
 MOST_WAITS = 16
-"""How often an engine on which nothing runs waits for what a deferred request lacks."""
+"""How often an idle engine waits for the slots of a deferred request."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineModel:
-    """The speed of the pretended engine.
+    """The speed of the simulated engine.
 
     Attributes:
         prefill_tokens_s: prompt tokens computed per second, all requests together.
         decode_tokens_s: output tokens per second of each running request.
         chunk_tokens: most prompt tokens computed in one step.
         max_running: most requests running at a time.
-        reserve_tokens: decode tokens admission keeps slots for, at most the request's output.
-        hints: it tells the cache whether a session goes on, where the trace says it.
+        reserve_tokens: decode tokens that admission keeps slots for, at most the request's output.
+        hints: whether it gives the cache the trace's hints about a session's future.
     """
 
     prefill_tokens_s: float = 100_000.0
@@ -54,11 +54,11 @@ class ReplayEngine:
 
     Args:
         cache: the cache.
-        arrivals: where requests come from.
-        model: how fast they are computed.
+        arrivals: the source of requests.
+        model: the speed.
         player: stamps and verifies payloads.
         meter: measures the cache's calls.
-        on_count: called with each request whose share in the totals began or changed.
+        on_count: called with each request whose part of the totals began or changed.
         on_end: called with each request that ended.
     """
 
@@ -115,8 +115,8 @@ class ReplayEngine:
     def step(self) -> None:
         """One scheduler step.
 
-        Copies are acknowledged at two points only, by waiting for all of them, so that a replay
-        does not depend on how fast threads were.
+        Copies are acknowledged at two points only, by waiting for all of them, so a replay does not
+        depend on the speed of threads.
         """
         self.meter.run("poll", None, self.fetching.settle)
         self._start_loaded()
@@ -141,7 +141,7 @@ class ReplayEngine:
             self.now_s = to_s
 
     def _idle_duration(self) -> float:
-        """Without prefill work: decode a page, or until the next arrival."""
+        """Duration of a step without prefill: a page of decode, or until the next arrival."""
         page_s = self.cache.config.page_size / self.model.decode_tokens_s
         due = self.arrivals.next_s()
         if due is not None and due > self.now_s and not self._stalled:
@@ -151,7 +151,7 @@ class ReplayEngine:
     # -- admission
 
     def _admit(self) -> None:
-        """Admit those that fit. Where nothing runs, what their room waits for is waited for."""
+        """Admit requests that fit; if nothing runs, wait for the copies that hold room."""
         if self._stalled:
             return
         deferred, waits = self._round(), 0
@@ -171,7 +171,7 @@ class ReplayEngine:
         self._stalled = deferred is not None
 
     def _round(self) -> Decision | None:
-        """Try those first in line; the first deferral, None for none."""
+        """Try the requests at the head of the queue; returns the first deferral, None for none."""
         deferred: Decision | None = None
         for job in self.waiting.round():
             if self.n_running >= self.model.max_running:
@@ -221,7 +221,7 @@ class ReplayEngine:
         self.loading.append(job)
 
     def _matched(self, job: Job, request: Request) -> None:
-        """Count where a request's prefix was; tokens lost since its first match were not saved."""
+        """Count where a request's prefix was; tokens lost since its first match are not saved."""
         if job.hits is None:
             hits = hits_of(self.cache, request, job.fetched)
             self.totals.count(job)
@@ -271,7 +271,7 @@ class ReplayEngine:
         return done
 
     def _setup(self, job: Job, tokens: int) -> bool:
-        """Compute a chunk; a prefill that finds no room was promised it: out of memory."""
+        """Compute a chunk; a prefill without its promised room counts as out of memory."""
         fresh = job.running.computed == job.running.anchor_tokens
         try:
             if fresh:
@@ -299,10 +299,10 @@ class ReplayEngine:
                 self._finish(job)
 
     def _advance(self, job: Job) -> bool:
-        """Decode the tokens held, page by page; False if the job was retracted.
+        """Decode the held tokens page by page; False if the job was retracted.
 
-        A page's first tokens are computed at once, for they take its slots; the cache sees nothing
-        of the ones behind them until the page is full, or the last token has come.
+        The first tokens of a page are computed at once, because they take its slots. The cache sees
+        the others when the page is full or the last token has come.
         """
         page_size = self.cache.config.page_size
         while job.held:
@@ -316,7 +316,7 @@ class ReplayEngine:
         return True
 
     def _decode_held(self, job: Job, n_tokens: int) -> bool:
-        """Decode the first of the tokens held, of one page; False if the job was retracted."""
+        """Decode held tokens, of at most one page; False if the job was retracted."""
         position = job.running.computed
         job.key.extend(job.tokens[position : position + n_tokens])
         while not self.player.compute(job, n_tokens):
@@ -327,7 +327,7 @@ class ReplayEngine:
         return True
 
     def _retract_for(self, job: Job) -> bool:
-        """Retract the request that arrived last; False if that was the one asking."""
+        """Retract the request that arrived last; False if that is the asking one."""
         running = [each for each in (*self.decoding, *self.prefilling) if each.request is not None]
         victim = max(running, key=lambda each: each.place.arrived)
         if victim is not job and victim.held:

@@ -3,7 +3,7 @@
     KvgraftError
     └── TraceError    a damaged or foreign trace
 
-Its message is one line, as those of the core are: subject, numbers, next action.
+Its message is one line, like those of the core: subject, numbers, next action.
 """
 
 from __future__ import annotations
@@ -14,4 +14,4 @@ __all__ = ["TraceError"]
 
 
 class TraceError(KvgraftError):
-    """A trace file, or a line of one, that cannot be replayed."""
+    """A trace file, or a line of it, cannot be replayed."""

@@ -1,6 +1,6 @@
-"""Requests between their arrival and the waiting line, while STORAGE is asked for their prefix.
+"""Requests between arrival and queue, while their prefix is prefetched from STORAGE.
 
-They are not in the line yet: they neither hold up others nor count as overtaken.
+They are not in the queue yet, so they neither block others nor count as overtaken.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from kvgraft_storage.settings import PrefetchPolicy
 __all__ = ["Fetching"]
 
 STEP_S = 0.002
-"""Pause between two looks where nothing else is to be done."""
+"""Pause between two polls if there is nothing else to do."""
 
 
 class Fetching:
-    """Prefetches of a replay's requests; without a storage tier everyone passes through.
+    """Prefetches of a replay's requests; without a storage tier all requests pass through.
 
-    Under `wait-complete` each step waits for the store, so that a replay does not depend on how
-    fast it is. The other policies are about just that: the store works beside the virtual clock,
-    and results differ from run to run.
+    Under `wait-complete` each step waits for the store, so a replay does not depend on its speed.
+    The other policies do depend on it: the store works in real time, and results differ from run to
+    run.
 
     Args:
         cache: the cache.
@@ -44,16 +44,16 @@ class Fetching:
 
     @property
     def busy(self) -> bool:
-        """Whether something is on its way to the store or from it."""
+        """Whether operations of the store are in flight."""
         return bool(self.cache.storage and self.cache.storage.n_in_flight)
 
     def enter(self, job: Job) -> None:
-        """A request arrived: look for its prefix."""
+        """A request arrived: prefetch its prefix."""
         self._start(job)
         self._jobs.append(job)
 
     def leave(self) -> list[Job]:
-        """Those that may stand in line now, in order of arrival."""
+        """The requests that may enter the queue now, in order of arrival."""
         ready = [job for job in self._jobs if job.prefetch is None or job.prefetch.ready]
         self._jobs = [job for job in self._jobs if job not in ready]
         return ready
@@ -70,12 +70,12 @@ class Fetching:
         return request
 
     def deferred(self, job: Job, request: Request) -> None:
-        """A request stays in line; pages of its prefix lost on HOST are fetched again."""
+        """A request stays in the queue; pages of its prefix that HOST lost are fetched again."""
         if request.limited is None and request.anchor_tokens < job.resumable_tokens:
             self._start(job)
 
     def settle(self) -> None:
-        """Take in finished work: all copies, and the store's calls as the policy says."""
+        """Process finished work: all copies, and the store's calls as the policy says."""
         if self._waits:
             self.cache.drain()
         else:
@@ -83,7 +83,7 @@ class Fetching:
         self.cache.poll()
 
     def wait(self) -> None:
-        """Nothing else is to be done: wait for one that may leave. The virtual clock stands."""
+        """Nothing else is to do: wait until a request may leave; the virtual clock stops."""
         while not any(job.prefetch is None or job.prefetch.ready for job in self._jobs):
             time.sleep(STEP_S)
             self.cache.poll()

@@ -1,4 +1,4 @@
-"""Where the prefix that a request resumes from was when it was matched."""
+"""The tiers of the prefix that a request resumes from, at its match."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["Hits", "hits_of"]
 
 
 class Hits(NamedTuple):
-    """A match by tier, in tokens; together they are its anchor.
+    """A match by tier, in tokens; the sum is its anchor.
 
     Attributes:
-        device: tokens that could be resumed from without a copy.
+        device: tokens on DEVICE, which need no copy.
         host: tokens on HOST.
         storage: tokens on HOST only because STORAGE brought them while the request was queued.
     """
@@ -30,7 +30,7 @@ class Hits(NamedTuple):
         return self.device + self.host + self.storage
 
     def at_most(self, n_tokens: int) -> Hits:
-        """The first `n_tokens` of it: tokens of the farthest tier are dropped first."""
+        """The first `n_tokens` of it; drops tokens of the farthest tier first."""
         device = min(self.device, n_tokens)
         host = min(self.host, n_tokens - device)
         return self._replace(
@@ -42,8 +42,8 @@ def hits_of(cache: Cache, request: Request, fetched: Span) -> Hits:
     """The hits of a request's match, before the load-back.
 
     Args:
-        cache: the request's.
-        request: admitted.
+        cache: the request's cache.
+        request: an admitted request.
         fetched: the pages of its prefix that its prefetch made resumable.
     """
     size = cache.tree.page_size

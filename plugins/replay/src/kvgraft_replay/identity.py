@@ -1,9 +1,9 @@
 """The identity of a replay's payloads, so that replays share a store without mix-ups (S8).
 
-A payload is a function of the tokens before it, and a token stands for content of one workload
-only: another workload uses the same numbers for other content. So replays share stored data if
-their workloads are equal, their components have equal options, and both stamp. Pool sizes, policies
-and rates do not matter; page size and the layout of slots are in the fingerprint anyway.
+A payload is a function of the tokens before it, and a token is an address of content in one
+workload: other workloads use the same numbers for other content. So replays share stored data if
+their workloads and the options of their components are equal, and both stamp. Pool sizes, policies
+and rates do not matter. Page size and slot layout are in the fingerprint anyway.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["identity"]
 def identity(
     workload: Workload, components: Mapping[str, Mapping[str, object]], verify: Verify
 ) -> dict[str, str]:
-    """The storage settings that tell a replay's data apart: model, weights and salt.
+    """The storage settings that identify a replay's data: model, weights and salt.
 
     Args:
-        workload: all of it; how much is replayed does not matter.
+        workload: the whole workload; how much of it is replayed does not matter.
         components: their options, as given.
-        verify: with OFF nothing is stamped.
+        verify: with OFF, payloads have no stamps.
     """
     options = {
         name: {

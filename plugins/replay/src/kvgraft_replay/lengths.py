@@ -1,8 +1,8 @@
 """CSV traces of lengths and times: Azure's LLM inference traces, and BurstGPT's.
 
 Azure's have `TIMESTAMP` (a date and a time), `ContextTokens` and `GeneratedTokens`; BurstGPT's
-`Timestamp` (seconds), `Request tokens` and `Response tokens`, and some of them a `Session ID`. None
-names content, so that no two prompts share a prefix: every token of every request is new.
+`Timestamp` (seconds), `Request tokens` and `Response tokens`, and some of them a `Session ID`. They
+do not name content, so no two prompts share a prefix: every token of every request is new.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["LAYOUTS", "Layout", "read_lengths"]
 
 
 class Layout(NamedTuple):
-    """The names of a format's columns; a format that has no sessions leaves theirs away."""
+    """The names of a format's columns; without sessions that column is missing."""
 
     format: str
     time: str
@@ -40,7 +40,7 @@ LAYOUTS = (
 )
 
 DATE = re.compile(r"(\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d)(\.\d+)?(?:Z|([+-]\d\d:\d\d))?")
-"""Fractions have up to seven digits, more than Python's own reader takes."""
+"""Fractions of seconds have up to seven digits, more than Python's parser takes."""
 
 
 class _Row(NamedTuple):
@@ -54,16 +54,16 @@ class _Row(NamedTuple):
 def read_lengths(
     path: Path, layout: Layout, *, limit: int | None = None, time_unit_s: float | None = None
 ) -> Workload:
-    """Read a trace of lengths; requests are put in order of time, those of no prompt left out.
+    """Read a trace of lengths; sorts requests by time and leaves out empty prompts.
 
     Args:
         path: a CSV file, plain or gzip, with the layout's columns.
         layout: its columns.
-        limit: read this many requests and leave the rest of the file alone.
+        limit: read only this many requests of the file.
         time_unit_s: seconds of one unit of times that are numbers; 1 by default.
 
     Raises:
-        TraceError: the file or a line of it is damaged, or no request is in it.
+        TraceError: the file or a line of it is damaged, or it has no request.
     """
     rows: list[_Row] = []
     n_empty = 0

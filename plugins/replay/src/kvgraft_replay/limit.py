@@ -17,8 +17,8 @@ class Sessions(NamedTuple):
     """Sessions in the order in which users take them.
 
     Attributes:
-        chosen: each not empty; its requests follow one another.
-        notices: facts about the choice that a reader of the result must know.
+        chosen: non-empty sessions of consecutive requests.
+        notices: notes on the choice for readers of the result.
     """
 
     chosen: tuple[Session, ...]
@@ -26,11 +26,11 @@ class Sessions(NamedTuple):
 
 
 def choose_sessions(workload: Workload, users: int, limit: int | None) -> Sessions:
-    """The sessions `users` users play, of at most `limit` requests.
+    """Choose the sessions that `users` users play, with at most `limit` requests.
 
     Whole sessions in the workload's order, as many as stay within the limit, if it holds the first
-    session of every user. Otherwise every user plays the beginning of one session: as many requests
-    each, as far as their sessions reach.
+    session of every user. Otherwise every user plays the beginning of one session, with equal
+    numbers of requests as far as the sessions allow.
     """
     first = workload.sessions[:users]
     if limit is None or sum(map(len, first)) <= limit:
@@ -43,7 +43,7 @@ def choose_sessions(workload: Workload, users: int, limit: int | None) -> Sessio
 def _notices(
     users: int, limit: int | None, first: Sequence[Session], chosen: Sequence[Session]
 ) -> Iterator[str]:
-    """Notes on sessions that the limit cuts and users without one, with one advice for both."""
+    """Notes on sessions that the limit cuts and on users without one, with advice for both."""
     whole = sum(map(len, first))
     reasons, advice = [], []
     if len(first) < users:
@@ -78,7 +78,7 @@ def _within(sessions: Sequence[Session], limit: int | None) -> tuple[Session, ..
 
 
 def _beginnings(sessions: Sequence[Session], limit: int) -> tuple[Session, ...]:
-    """Equal numbers of first requests; a short session's rest goes to the others."""
+    """Equal numbers of first requests; the rest of a short session's share goes to the others."""
     counts = [0] * len(sessions)
     left = limit
     while left:

@@ -1,7 +1,7 @@
-"""Trace files line by line, and errors that name place and fault.
+"""Reads trace files line by line; errors name place and fault.
 
-Every reader of a trace format gets its lines here, so that a truncated archive, a binary file or
-a wrong type reads the same for every format: `path:line: fault; next action`.
+Every reader of a trace format gets its lines here, so a truncated archive, a binary file or a wrong
+type has the same message for every format: `path:line: fault; next action`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["Record", "cells_of", "read_records", "read_rows", "read_texts", "sho
 
 LINE_LIMIT_BYTES = 1 << 28
 MOST_TOKENS = 2**31 - 1
-"""Of one request: a replay numbers distinct tokens by int32."""
+"""Most tokens of one request: a replay numbers distinct tokens with int32."""
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 class Record:
-    """A JSON object or a CSV row of a trace, and where it stands.
+    """A JSON object or a CSV row of a trace, and its place.
 
     Args:
         path: the trace file.
         line: line number, from 1.
         fields: the object.
-        part: its part of the line, such as `"request 3"`; empty for the whole line.
+        part: the part of the line, such as `"request 3"`; empty for the whole line.
     """
 
     __slots__ = ("fields", "line", "part", "path")
@@ -78,7 +78,7 @@ class Record:
         name, value = self._field(*names)
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             raise self._wrong_type(name, value, "a number")
-        if not 0 <= value < 1e19:  # false for NaN as well
+        if not 0 <= value < 1e19:  # also false for NaN
             raise self.error(
                 f"{name!r} is {shown(value)}, expected a finite number of at least 0",
                 "repair or remove the line",
@@ -117,7 +117,7 @@ class Record:
 
 
 def read_records(path: Path) -> Iterator[Record]:
-    """The JSON objects of a file, one per line, plain or gzip; blank lines are passed over.
+    """The JSON objects of a file, one per line, plain or gzip; skips blank lines.
 
     Raises:
         TraceError: the file cannot be opened, is empty, not text, or damaged; or a line is not
@@ -131,7 +131,7 @@ def cells_of(path: Path, line: int, text: str) -> list[str]:
     """The cells of a line of a CSV file.
 
     Raises:
-        TraceError: it is none.
+        TraceError: it is not one.
     """
     try:
         return next(csv.reader([text], skipinitialspace=True))
@@ -140,7 +140,7 @@ def cells_of(path: Path, line: int, text: str) -> list[str]:
 
 
 def read_rows(path: Path) -> Iterator[Record]:
-    """The rows of a CSV file by the names in its first line; numbers become numbers.
+    """The rows of a CSV file by the names in its first line; converts numbers.
 
     Raises:
         TraceError: as `read_records`; or the first line names a column twice, or a row has more or
@@ -259,6 +259,6 @@ def _no_object(where: str, found: str) -> TraceError:
 
 
 def shown(value: object) -> str:
-    """A JSON value as an error message quotes it, cut where it is long."""
+    """A JSON value for an error message, shortened if it is long."""
     text = json.dumps(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Meter:
-    """Adds up the scheduler thread's CPU time per request and operation, in nanoseconds."""
+    """Sums the scheduler thread's CPU time per request and operation, in nanoseconds."""
 
     def __init__(self) -> None:
         self._open: dict[int, dict[str, int]] = {}
@@ -37,7 +37,7 @@ class Meter:
         self._shared = dict.fromkeys(OPERATIONS, 0)
 
     def run(self, operation: str, request: int | None, call: Callable[..., T], *args: object) -> T:
-        """Call and charge the time to a request, or to all of them alike (None)."""
+        """Call a function and charge its time to a request, or to all alike (None)."""
         start = time.thread_time_ns()
         try:
             return call(*args)
@@ -54,7 +54,7 @@ class Meter:
         self._done.append(self._open.pop(request, {}))
 
     def share(self, request: int) -> None:
-        """The request was not served: those that are pay for its times."""
+        """The request was not served: its times are divided among the served ones."""
         for operation, spent in self._open.pop(request, {}).items():
             self._shared[operation] += spent
 
@@ -82,9 +82,9 @@ class Meter:
 
 
 class Unmetered(Meter):
-    """Calls, and looks at no clock: two looks take as long as a small operation."""
+    """Calls without reading the clock: two reads take as long as a small operation."""
 
     def run(self, operation: str, request: int | None, call: Callable[..., T], *args: object) -> T:
-        """Call."""
+        """Call the function."""
         del operation, request
         return call(*args)

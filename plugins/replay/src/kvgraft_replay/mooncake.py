@@ -1,8 +1,8 @@
 """Traces of block ids: Mooncake's, and those of Bailian and Dynamo, one request per line.
 
 A line holds `timestamp` since the trace began, `input_length`, `output_length` and `hash_ids`, one
-id per block of the prompt, the last block possibly partial. Equal ids mean equal blocks, and a
-block's whole beginning is equal where the ids before it are.
+id per block of the prompt, the last block possibly partial. Equal ids mean equal blocks, and equal
+ids before them mean equal prefixes.
 
 | trace | blocks | times | sessions |
 |---|---|---|---|
@@ -10,12 +10,12 @@ block's whole beginning is equal where the ids before it are.
 | Bailian: lines with `chat_id` | 16 tokens | s | `parent_chat_id`, -1 for none |
 | Dynamo | of any size | ms | `session_id`; later turns may have `delay` and no `timestamp` |
 
-Where lengths and numbers of ids contradict the usual size of blocks, they tell another one.
+If lengths and numbers of ids contradict the usual block size, another one is inferred from them.
 
-Where no session is recorded, a request joins the session of the one it continues (see
-`continuation`) if that session was the first to use the last whole block they share: a system
-prompt everybody opens with does not make strangers a conversation. The traces record no
-durations, so `think_s` is the whole time between two arrivals.
+If no session is recorded, a request joins the session of the request that it continues (see
+`continuation`) if that session was the first to use the last whole block that both share. So a
+common system prompt does not join unrelated requests. The traces record no durations, so `think_s`
+is the whole time between two arrivals.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ MOONCAKE_BLOCK_TOKENS = 512
 BAILIAN_BLOCK_TOKENS = 16
 
 LOOKED_AT = 100
-"""Lines whose lengths tell the size of blocks."""
+"""Number of lines from whose lengths the block size is inferred."""
 
 MOST_BLOCK_TOKENS = 1 << 20
 
@@ -61,7 +61,7 @@ def read_mooncake(
 
     Args:
         path: JSON lines, plain or gzip.
-        limit: read this many requests and leave the rest of the file alone.
+        limit: read only this many requests of the file.
         block_tokens: tokens per block id; by default as the format or the lengths say.
         unit_s: seconds of a unit of its times; by default the format's.
 
@@ -124,12 +124,12 @@ def read_mooncake(
 
 
 def _block_tokens(path: Path, usual: int, n_lines: int) -> int:
-    """Tokens per block: the usual number, or the one that the first lines' lengths leave.
+    """Tokens per block: the usual number, or the one that the first lines' lengths allow.
 
-    A prompt of `n` tokens in `k` blocks says that a block has from `n / k` to `(n - 1) / (k - 1)`.
+    For a prompt of `n` tokens in `k` blocks, a block has from `n / k` to `(n - 1) / (k - 1)`.
     """
     low, high = 1, MOST_BLOCK_TOKENS
-    with suppress(TraceError):  # a damaged line is refused in its turn
+    with suppress(TraceError):  # a damaged line is refused when it is read
         for record in islice(read_records(path), min(n_lines, LOOKED_AT)):
             n_tokens, n_ids = record.integer(*LENGTH, least=1), len(record.array("hash_ids"))
             if not 0 < n_ids <= n_tokens:
@@ -149,11 +149,11 @@ LENGTH = ("input_length", "input_tokens")
 OUTPUT = ("output_length", "output_tokens")
 TIME = ("timestamp", "created_time")
 DELAY = ("delay", "delay_ms")
-"""Names of fields; Dynamo's traces may have the second ones."""
+"""Names of fields; Dynamo's traces may use the second ones."""
 
 
 class _Arrival(NamedTuple):
-    """When a request came, and its session, where the trace has sessions."""
+    """A request's arrival, and its session if the trace has sessions."""
 
     s: float
     session: object
@@ -187,7 +187,7 @@ class _Times:
         return _Arrival(at, session)
 
     def _session(self, record: Record) -> object:
-        """Its name: the first chat of a chain of parents, or as it is given."""
+        """The session's name: the first chat of a chain of parents, or as given."""
         if record.has("chat_id"):
             chat, parent = record.fields["chat_id"], record.fields.get("parent_chat_id", -1)
             return self._chats.setdefault(str(chat), self._chats.get(str(parent), str(chat)))
@@ -195,7 +195,7 @@ class _Times:
 
 
 def _numbered(names: Sequence[object]) -> list[int]:
-    """Numbers of sessions in order of appearance; none where no request has a session."""
+    """Numbers of sessions in order of appearance; none if no request has a session."""
     if all(name is None for name in names):
         return []
     numbers: dict[object, int] = {}

@@ -1,4 +1,4 @@
-"""Numbers on the command line and in CSV files, as people write them."""
+"""Parses numbers of the command line and of CSV files."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["Number", "number_of"]
 
 
 def number_of(text: str) -> float:
-    """A number; `5_0`, which Python reads as 50, is a slip of the finger, and `nan` counts nothing.
+    """Parse a number; `nan`, and `5_0`, which Python reads as 50, are refused.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is no number.
     """
     if "_" in text or not isfinite(number := float(text)):
         raise ValueError(f"{text!r} is no number")

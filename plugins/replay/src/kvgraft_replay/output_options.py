@@ -1,4 +1,4 @@
-"""Options of every command that writes its result to files."""
+"""Options of all commands that write results to files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ output_options = OptionGroup(
     ),
     click.option("--html", "html_path", metavar="FILE", help="Write a report here."),
 )
-"""The options that say where a result is written."""
+"""The options for output files."""
 
 
 def open_targets(options: Mapping[str, Any], trace: Path | None) -> dict[str, Target]:
-    """The files for the results, by option; checked now rather than after the replays.
+    """The files for results, by option; checked before the replays.
 
     Raises:
-        ConfigError: a path that cannot be written, that is given twice or that is the trace's.
+        ConfigError: a path that cannot be written, is given twice or is the trace's.
     """
     paths = {"--json": options["json_path"], "--html": options["html_path"]}
     targets = {option: Target(path) for option, path in paths.items() if path is not None}
@@ -37,17 +37,17 @@ def open_targets(options: Mapping[str, Any], trace: Path | None) -> dict[str, Ta
 
 
 def tables_console(targets: Mapping[str, Target]) -> OutputConsole:
-    """The console for tables: stderr where a result takes standard output."""
+    """The console for tables: stderr if a result goes to standard output."""
     return OutputConsole(stderr=any(target.is_standard_output for target in targets.values()))
 
 
 def save(result: object, html: Callable[[], str], targets: Mapping[str, Target]) -> None:
-    """Write a result where it was asked for.
+    """Write a result to the files that were asked for.
 
     Args:
         result: lists and dictionaries, for `--json`.
         html: renders it for `--html`; called only if that was given.
-        targets: of `open_targets`.
+        targets: the result of `open_targets`.
 
     Raises:
         ConfigError: a file that cannot be written; it keeps its content.

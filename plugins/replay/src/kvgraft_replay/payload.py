@@ -1,9 +1,9 @@
-"""Stamps: bytes that say which prefix a slot was computed for.
+"""Stamps: payloads that identify the prefix that a slot was computed for.
 
 A replay runs no model, so it writes into each slot an identifier of its content: a digest of all
 tokens up to the end of the page (or up to the state's boundary), spread over every plane of the
-slot. Reading a slot back and comparing every byte shows whether it still has the request's data,
-after any eviction, load-back, split or copy.
+slot. Comparing every byte of a slot shows whether it still has the request's data after evictions,
+load-backs, splits and copies.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["STAMPS", "PageDigests", "Pool", "Verify", "matching_rows", "read_row
 Pool = DevicePool | HostMirror
 
 STAMPS = "stamps 1"
-"""Counts up whenever payloads change: stored ones would show up as wrong."""
+"""Version of the payloads: raise it when they change, or stored ones would be reported as wrong."""
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 
 
 class Verify(enum.Enum):
-    """The share of reused data that is compared."""
+    """How much reused data is compared."""
 
     FULL = "full"
     SAMPLED = "sampled"
@@ -51,7 +51,7 @@ class PageDigests:
 
     @cached_property
     def _digests(self) -> npt.NDArray[np.int64]:
-        """Int64 `[n_pages]`; made when a slot is written or compared first."""
+        """Int64 `[n_pages]`; computed at first use."""
         tokens, page_size = self._tokens, self.page_size
         n_pages = -(-len(tokens) // page_size)
         if n_pages * page_size != len(tokens):
@@ -80,7 +80,8 @@ class PageDigests:
 def _pattern(stamps: npt.NDArray[np.int64], width: int, spec: PlaneSpec) -> torch.Tensor:
     """The expected rows of a plane for each stamp, int64 `[n, width]`.
 
-    It goes by layer and name, as copies do: pool and mirror may have different planes.
+    Planes are identified by layer and name, as in copies: pool and mirror may have different
+        planes.
     """
     first = crc32(f"{spec.layer} {spec.name}".encode()) * 1_000_003
     lanes = np.arange(first, first + width, dtype=np.int64)
@@ -96,7 +97,7 @@ def write_rows(pool: Pool, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.
 
 
 def matching_rows(pool: Pool, slots: npt.NDArray[np.int64], stamps: npt.NDArray[np.int64]) -> int:
-    """The number of slots that hold exactly their stamp's pattern, in every plane."""
+    """The number of slots that hold their stamp's pattern in every plane."""
     rows = torch.from_numpy(slots)
     good = torch.ones(len(slots), dtype=torch.bool)
     for spec, tensor in zip(pool.specs, pool.lanes):
@@ -112,4 +113,4 @@ def read_rows(slots: bytes) -> npt.NDArray[np.int64]:
 
 
 Sampler = Callable[[int], npt.NDArray[np.int64]]
-"""Positions to verify out of `n`."""
+"""Chooses the positions to verify among `n`."""

@@ -15,7 +15,7 @@ __all__ = ["LINE_EVERY_S", "shown_progress"]
 LINE_EVERY_S = 30.0
 
 Report = Callable[[float, float], None]
-"""Told how much is done, and of how much."""
+"""Called with the finished and the expected amount."""
 
 
 @contextmanager
@@ -26,7 +26,7 @@ def shown_progress(
 
     Args:
         work: what is counted, such as `"requests"`.
-        console: of stderr.
+        console: a console of stderr.
         clock: monotonic, in seconds.
     """
     if not console.is_terminal:

@@ -1,4 +1,4 @@
-"""Replaying a workload through a cache, from settings to the result every report reads."""
+"""Replays a workload through a cache: from settings to the result that reports read."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class ReplaySettings:
 
     Attributes:
         cache: settings of the cache, as for `Cache.open`; the identity of stored data is filled in.
-        users: closed loop with that many users; None replays by the trace's clock.
-        model: how fast the pretended engine is.
-        verify: which share of reused data is compared.
-        seed: of everything random.
+        users: closed loop with that many users; None replays at the trace's times.
+        model: the speed of the simulated engine.
+        verify: how much reused data is compared.
+        seed: seed of all randomness.
         limit: replay at most this many requests: the trace's first, or in a closed loop sessions
             of all users.
-        meter: makes what measures the CPU time of operations; `Unmetered` leaves it at 0.
+        meter: makes the meter of operations' CPU time; `Unmetered` leaves it at 0.
         checks: full recomputations of the books, spread over the replay, the last one at its end;
             ledgers are checked every step.
     """
@@ -68,9 +68,9 @@ def replay(
     """Replay a workload; `progress` is called with `(ended, expected)` requests.
 
     Raises:
-        ConfigError: a workload without absolute times needs `users`, or the host does not reach
-            the pools' memory.
-        KvgraftError: an error of opening the cache.
+        ConfigError: a workload without absolute times needs `users`, or the host cannot access the
+            pools' memory.
+        KvgraftError: the cache cannot be opened.
     """
     arrivals: Arrivals
     notices: tuple[str, ...] = ()
@@ -158,7 +158,7 @@ def _run(
 
 
 def _take_due(due: list[bool]) -> bool:
-    """Whether a full check came due since the last call."""
+    """Whether a full check is due since the last call."""
     wanted = any(due)
     due.clear()
     return wanted
@@ -221,7 +221,7 @@ def _result(
 
 
 def _notices(totals: Totals) -> list[str]:
-    """Notes for readers of the headline."""
+    """Notes for readers of the results."""
     if not totals.rejections:
         return []
     return [

@@ -1,4 +1,4 @@
-"""One request of a workload on its way through the cache, playing the model's part."""
+"""One request of a workload in the cache, and the replay's substitute for the model."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class Checks:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A workload's request and where it is.
+    """A workload's request and its state.
 
     Attributes:
         decoded: output tokens computed so far.
         credit: virtual decode tokens earned and not used yet, less than one.
-        held: output tokens decoded inside a page, for which `computed` was not called yet.
-        hits: the rest of its first match by tier: tokens it did not compute.
-        computed: positions of the tokens it computed, in tokens.
+        held: output tokens decoded inside a page, without a call of `computed` yet.
+        hits: tokens of its first match, by tier, that it never computed.
+        computed: ranges of positions that it computed.
         unserved: whether it ended without all of its output.
-        left: the place in line that it left.
+        left: its former place in the queue.
         prefetch: its prefetch from STORAGE until it begins.
-        fetched: pages that its last prefetch made resumable, of those that gained anything.
-        resumable_tokens: tokens that could be resumed from when its last prefetch ended.
+        fetched: pages that its last successful prefetch made resumable.
+        resumable_tokens: resumable tokens when its last prefetch ended.
     """
 
     trace: TraceRequest
@@ -80,7 +80,7 @@ class Job:
 
     @property
     def place(self) -> WaitingPlace[Job]:
-        """The place in line that it left; only once it did."""
+        """Its former place in the queue; only after it left."""
         assert self.left is not None
         return self.left
 
@@ -91,7 +91,7 @@ class Job:
 
 
 class Player:
-    """Stands in for the model: stamps computed tokens, and verifies reused ones."""
+    """Replaces the model: stamps computed tokens, and verifies reused ones."""
 
     def __init__(self, cache: Cache, meter: Meter, verify: Verify, seed: int) -> None:
         self.cache = cache
@@ -121,7 +121,7 @@ class Player:
     def _stamp(self, job: Job, start: int, end: int) -> None:
         """Stamp the pages completed by tokens `[start, end)`, and states at page boundaries.
 
-        Nothing else can be shared, so nothing else is ever read.
+        Nothing else can be shared, so nothing else is read.
         """
         page_size = self.cache.config.page_size
         first, last = start // page_size, end // page_size
@@ -146,7 +146,7 @@ class Player:
                     write_rows(each.component.host, read_rows(part.host), stamps)
 
     def verify_prefix(self, job: Job) -> None:
-        """Compare every slot the request resumes from, or holds, with its stamp."""
+        """Compare every slot that the request resumes from or holds with its stamp."""
         if self.verify is Verify.OFF:
             return
         request = job.running
@@ -165,7 +165,7 @@ class Player:
                 self._compare(job, each.name, each.component.host, table, stamps)
 
     def verify_states(self, job: Job) -> None:
-        """Compare the states a request was given with its exact token count."""
+        """Compare the states that a request got with its exact token count."""
         if self.verify is Verify.OFF:
             return
         request = job.running

@@ -16,11 +16,11 @@ from kvgraft_storage.settings import PrefetchPolicy, StorageSettings, StorePolic
 __all__ = ["storage_options", "storage_settings"]
 
 PREFETCH = PrefetchPolicy.WAIT_COMPLETE
-"""The only policy whose results do not depend on how fast the store is."""
+"""The only policy whose results do not depend on the store's speed."""
 
 
 def _default(field: str) -> Any:
-    """A setting's default, as one would write it."""
+    """A setting's default, as an option's value."""
     value = StorageSettings.model_fields[field].default
     if field.endswith("nbytes"):
         return f"{value >> 20}MiB" if value % (1 << 30) else f"{value >> 30}GiB"
@@ -88,7 +88,7 @@ OPTIONS = {
         help="Most host memory that prefetches hold.",
     ),
 }
-"""By the setting each gives."""
+"""Options by setting."""
 
 storage_options = OptionGroup(*OPTIONS.values())
 """The options of the storage tier."""
@@ -98,7 +98,7 @@ def storage_settings(options: dict[str, Any]) -> dict[str, Any] | None:
     """Settings of the storage tier; None without a store.
 
     Raises:
-        ConfigError: another of the options without `--storage`.
+        ConfigError: one of the other options without `--storage`.
     """
     context = click.get_current_context()
     for parameter in context.command.params:

@@ -1,11 +1,11 @@
-"""Workloads made from a seed, for demos, tests and machines without a recorded trace.
+"""Workloads from a seed, for demos, tests and machines without a trace.
 
-Each kind is a few distributions with fixed parameters, below. Lengths are lognormal (given as
-median and sigma of the logarithm), sessions begin as a Poisson process, popularity is Zipf. A
-prompt always repeats its session so far, so outputs come back word for word.
+Each kind has a few distributions with fixed parameters. Lengths are lognormal (given as median and
+sigma of the logarithm), sessions begin as a Poisson process, popularity is Zipf. A prompt always
+repeats its session so far, outputs included.
 
 Arrival times assume a server without queues: 1 ms per 10 new prompt tokens and 20 ms per output
-token, with everything seen before cached. Think times do not depend on that assumption.
+token, with all earlier tokens cached. Think times do not depend on that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ OUTPUT_TOKENS_PER_S = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """A lognormal length in tokens (or seconds), cut at `most`."""
+    """A lognormal length in tokens (or seconds), at most `most`."""
 
     median: float
     sigma: float
@@ -54,12 +54,12 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class AgentsShape:
-    """Coding agents: long contexts that grow by many short turns, with branching sub-agents.
+    """Coding agents: long contexts that grow by many short turns, with sub-agents that branch off.
 
     A session opens with one of a few preambles (system prompt and tools) and its project, then
-    every turn appends a tool result. Now and then it starts a sub-agent: usually on a fork of the
-    parent's context, else on the preamble alone; its turns run before the parent goes on with a
-    summary of them. Some turns wait for a person.
+    every turn appends a tool result. Sometimes it starts a sub-agent, usually on a fork of the
+    parent's context, else on the preamble alone. The sub-agent's turns run before the parent
+    continues with a summary of them. Some turns wait for a person.
     """
 
     sessions_per_s: float = 0.05
@@ -93,7 +93,7 @@ class ChatShape:
 
 @dataclass(frozen=True, slots=True)
 class RagShape:
-    """Short questions behind documents of Zipf popularity, some with a question more."""
+    """Short questions behind documents of Zipf popularity, some with a follow-up."""
 
     sessions_per_s: float = 2.0
     preamble: Length = Length(300, 0.0, 300)
@@ -106,7 +106,7 @@ class RagShape:
 
 
 class _Turn(NamedTuple):
-    """A request of a session before it has a place among the others."""
+    """A request of a session before it has an index."""
 
     think_s: float
     prompt: tuple[Span, ...]
@@ -122,7 +122,7 @@ TOLD_EVERY = 1000
 """Requests between two reports of progress."""
 
 MOST_REQUESTS = {"agents": 1_000_000, "chat": 2_500_000, "rag": 5_000_000}
-"""With more, token ids run out: a request has about 1,550, 710 or 370 tokens of its own."""
+"""Most requests: with more, token ids run out, at about 1,550, 710 or 370 new tokens each."""
 
 
 def synthetic_workload(
@@ -136,9 +136,9 @@ def synthetic_workload(
 
     Args:
         kind: `"agents"`, `"chat"` or `"rag"`; see `AgentsShape`, `ChatShape`, `RagShape`.
-        requests: how many; the first ones to arrive, so late sessions are cut.
-        seed: of all randomness.
-        progress: told how many requests there are, of those asked for.
+        requests: how many; the first to arrive, so late sessions are cut.
+        seed: seed of all randomness.
+        progress: called with the number of generated and of requested requests.
 
     Raises:
         TraceError: an unknown kind, or no requests.
@@ -183,7 +183,7 @@ def _told(
 
 
 class _Context:
-    """The tokens an agent or a conversation has seen; forks share those so far."""
+    """The tokens that an agent or a conversation has seen; forks share them."""
 
     def __init__(self, addresses: Addresses, spans: tuple[Span, ...]) -> None:
         self._addresses = addresses
@@ -278,8 +278,7 @@ def _in_order(
 ) -> Iterator[TraceRequest]:
     """The first requests to arrive, of sessions that begin as a Poisson process.
 
-    A session is asked for its next turn when the one before has been placed, so nothing is made
-    that is not used.
+    A session generates its next turn when the one before has its place, so no turn is wasted.
     """
     pending: list[tuple[float, int, _Turn, Iterator[_Turn]]] = []
     next_start_s = 0.0

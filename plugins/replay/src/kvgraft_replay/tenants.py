@@ -16,10 +16,10 @@ from kvgraft_replay.workload import Addresses, Span, TraceRequest, Workload
 __all__ = ["SCANNER", "TRACE", "scanned", "tenant_options", "unused_tenants", "with_scanner"]
 
 TRACE, SCANNER = "trace", "scanner"
-"""Namespaces of the trace's requests and of the scanner's, where there is a scanner."""
+"""Namespaces of the trace's and of the scanner's requests, if there is a scanner."""
 
 DOCUMENT_TOKENS = 8192
-"""Tokens of a document that the scanner reads, once."""
+"""Tokens of each document that the scanner reads once."""
 
 tenant_options = OptionGroup(
     click.option(
@@ -36,7 +36,7 @@ tenant_options = OptionGroup(
 
 
 def scanned(workload: Workload, options: Mapping[str, Any]) -> tuple[Workload, int | None]:
-    """The workload with the scanner that the options ask for, and the limit of its requests.
+    """The workload with the scanner of the options, and the limit of its requests.
 
     Raises:
         ConfigError: the workload has no absolute times.
@@ -49,7 +49,7 @@ def scanned(workload: Workload, options: Mapping[str, Any]) -> tuple[Workload, i
 
 def unused_tenants(tenants: Sequence[str], workload: Workload) -> list[str]:
     """Notes on tenants that no request of the workload belongs to."""
-    from kvgraft_retention.settings import OTHERS  # with torch, which takes seconds
+    from kvgraft_retention.settings import OTHERS  # imports torch, which takes seconds
 
     there = {each.namespace for each in workload.requests if each.namespace is not None}
     named = ", ".join(sorted(there)) or "none, as they have with --scanner alone"
@@ -62,7 +62,7 @@ def unused_tenants(tenants: Sequence[str], workload: Workload) -> list[str]:
 
 
 def with_scanner(workload: Workload, tokens_s: float, limit: int | None) -> Workload:
-    """The workload's first `limit` requests, and a scanner's until the last of them arrives.
+    """The workload's first `limit` requests, and the scanner's until the last of them arrives.
 
     Raises:
         ConfigError: the workload has no absolute times.
@@ -95,7 +95,7 @@ def with_scanner(workload: Workload, tokens_s: float, limit: int | None) -> Work
 
 
 def _document(session: int, arrival_s: float, content: Span) -> TraceRequest:
-    """A request for a document that nobody asked for before."""
+    """A request with a new document."""
     return TraceRequest(
         index=0,
         session=session,

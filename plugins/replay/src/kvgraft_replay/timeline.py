@@ -1,4 +1,4 @@
-"""A replay over time: samples, sources, a snapshot of the tree."""
+"""A replay over time: samples, sources, and a snapshot of the tree."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kvgraft_replay.running import Job
 __all__ = ["Timeline", "occupancy", "snapshot"]
 
 MAX_POINTS = 240
-"""Samples that are kept; then every other one goes, and the interval doubles."""
+"""Most samples; at this number every other one is dropped, and the interval doubles."""
 
 FIRST_INTERVAL_S = 2.0**-6
 """A power of two, so that multiples of it are exact."""
 
 N_TREES = 120
-"""Moments, counted in requests that end, at which the tree is looked at."""
+"""How often the size of the tree is checked, over all requests that end."""
 
 MAX_TREE_NODES = 600
 
@@ -52,7 +52,7 @@ class Timeline:
 
     Args:
         cache: the cache to sample.
-        expected: how many requests will end, to space the looks at the tree.
+        expected: how many requests will end, which spaces the checks of the tree.
     """
 
     def __init__(self, cache: Cache, expected: int) -> None:
@@ -66,11 +66,11 @@ class Timeline:
 
     @property
     def sources(self) -> list[Source]:
-        """Where the tokens of each request came from, in the order of first admission."""
+        """The sources of each request's tokens, in the order of first admission."""
         return list(self._sources.values())
 
     def counted(self, job: Job, now_s: float) -> None:
-        """A request's share in the totals began or changed."""
+        """A request's part of the totals began or changed."""
         index, prompt = job.trace.index, job.trace.prompt_tokens
         hits = job.hits
         device, host, storage = (hits.device, hits.host, hits.storage) if hits else (0, 0, 0)
@@ -87,7 +87,7 @@ class Timeline:
         }
 
     def move(self, engine: ReplayEngine, to_s: float) -> None:
-        """The clock is about to move to `to_s`; until then everything stays as it is."""
+        """The clock is about to move to `to_s`; nothing changes until then."""
         while to_s >= (MAX_POINTS + 1) * self._interval_s:
             self._samples = self._samples[1::2]
             self._interval_s *= 2
@@ -122,7 +122,7 @@ class Timeline:
         )
 
     def ended(self, n_ended: int) -> None:
-        """A request ended; now and then the tree is looked at."""
+        """A request ended; sometimes checks the size of the tree."""
         if n_ended % self._every:
             return
         fullness = self.cache.tree.n_nodes
@@ -146,7 +146,7 @@ def _point(before: _Sample, now: _Sample) -> TimelinePoint:
 
 
 def _share(part: int, whole: int) -> float:
-    # Hits that a retracted request lost can be more than those of the interval.
+    # A retracted request can lose more hits than the interval has.
     return max(0, part) / whole if whole else 0.0
 
 

@@ -17,14 +17,14 @@ class Totals:
     """Totals so far.
 
     Attributes:
-        requests: admitted or rejected, each once.
-        served: those that ended with all of their output.
-        input_tokens: prompts of all requests.
-        output_tokens: outputs of the served ones.
-        device_hits, host_hits, storage_hits: prompt tokens that a request never computed.
-        unserved_tokens: prompts of requests that were rejected or ran out of memory.
-        recomputed_tokens: tokens that one request computed again, after it was retracted.
-        by_namespace: requests, their prompts' tokens and hits, of requests in a namespace.
+        requests: requests that were admitted or rejected, each once.
+        served: requests that ended with all of their output.
+        input_tokens: prompt tokens of all requests.
+        output_tokens: output tokens of served requests. device_hits, host_hits, storage_hits:
+        prompt tokens that a request never computed.
+        unserved_tokens: prompt tokens of requests that were rejected or ran out of memory.
+        recomputed_tokens: tokens that a request computed again after a retraction.
+        by_namespace: per namespace its requests, their prompt tokens and their hits.
     """
 
     requests: int = 0

@@ -1,9 +1,9 @@
 """Workloads of a replay: requests whose tokens are built only when asked for.
 
-A recorded trace names blocks, not tokens, and can stand for billions of them. So every distinct
-piece of content owns a range of int32 numbers, its *addresses*; a request keeps a few spans of
-addresses, and its tokens are those addresses written out. Equal content is thereby equal tokens,
-different content differs in every token, and no vocabulary or text is involved.
+A trace names blocks, not tokens, and can stand for billions of tokens. So every distinct piece of
+content owns a range of int32 numbers, its *addresses*. A request keeps a few spans of addresses,
+and its tokens are these addresses. So equal content has equal tokens, different content differs in
+every token, and no vocabulary or text is needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Span(NamedTuple):
 
 
 def join_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
-    """The same tokens in as few spans as possible, none empty: equal content, equal tuples."""
+    """The same tokens in the fewest spans, none empty: equal content gives equal tuples."""
     joined: list[Span] = []
     for span in spans:
         if not span.length:
@@ -55,7 +55,7 @@ def join_spans(spans: Iterable[Span]) -> tuple[Span, ...]:
 
 
 def clip_spans(spans: Iterable[Span], start: int, stop: int) -> list[Span]:
-    """Tokens `[start, stop)` of a sequence of spans; fewer where the sequence is shorter."""
+    """Tokens `[start, stop)` of a sequence of spans; fewer if the sequence is shorter."""
     clipped: list[Span] = []
     position = 0
     for first, length in spans:
@@ -82,7 +82,7 @@ class Addresses:
         self._next = 0
 
     def take(self, n_tokens: int) -> Span:
-        """`n_tokens` addresses nobody else has.
+        """Take `n_tokens` new addresses.
 
         Raises:
             TraceError: int32 has no room for that many distinct tokens.
@@ -102,19 +102,19 @@ class TraceRequest:
     """One request of a workload.
 
     Attributes:
-        index: its place in the workload.
+        index: its index in the workload.
         session: its session's number; requests of a session follow one another.
-        arrival_s: open loop: seconds since the workload began (since the session began where
-            the format has no absolute time).
+        arrival_s: open loop: seconds since the workload began (since the session began if the
+            format has no absolute times).
         think_s: closed loop: idle seconds between the end of the session's previous request
             and this one; 0 for the first.
         prompt_tokens: length of the prompt, at least 1.
         output_tokens: length of the output, possibly 0.
         content: spans of prompt and output together, in order, `prompt_tokens + output_tokens`
             tokens, as few spans as possible.
-        hint: what an engine would know of the session's future when the request ends; None where
-            the trace has no reason of stopping.
-        namespace: of its key.
+        hint: what an engine would know about the session's future when the request ends; None
+            without a stop reason in the trace.
+        namespace: namespace of its key.
     """
 
     index: int
@@ -141,15 +141,15 @@ class TraceRequest:
 
 
 LONGEST_GAP_S = 60
-"""Mean time between requests from which on the unit of a trace's times is doubted."""
+"""From this mean time between requests on, the unit of a trace's times is doubted."""
 SHORTEST_GAP_S = 0.01
-"""That below which it is, where some times are no whole numbers of the unit."""
+"""Below this mean time it is doubted if some times are no whole numbers of the unit."""
 WHOLE = 1e-3
-"""Most by which a time differs from a whole number of units, if it is one."""
+"""A time that differs by less counts as a whole number of units."""
 
 
 def doubtful_times(name: str, unit_s: float, arrivals_s: Sequence[float]) -> list[str]:
-    """A notice of times that may be of another unit; none where they are as usual."""
+    """A notice if times may be in another unit; none if they look right."""
     n, span_s = len(arrivals_s), max(arrivals_s) - min(arrivals_s)
     fast = unit_s < 1 and span_s < SHORTEST_GAP_S * (n - 1)
     if fast:
@@ -183,11 +183,11 @@ class Workload:
         format: `"mooncake"`, `"bailian"`, `"agentic"`, `"azure"`, `"burstgpt"` or `"synthetic"`.
         has_absolute_time: whether `arrival_s` counts from the workload's beginning, so that an
             open-loop replay is possible; otherwise it counts from the session's.
-        block_tokens: the finest sharing the source distinguishes, in tokens; 1 if exact.
+        block_tokens: granularity of sharing in the source, in tokens; 1 if exact.
         requests: all requests; `requests[i].index == i`.
         sessions: the same requests by session, in order of each session's first request.
         totals: sums over `requests`.
-        notices: what a reader of results must know of the source.
+        notices: notes on the source for readers of results.
     """
 
     name: str

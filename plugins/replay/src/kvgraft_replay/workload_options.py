@@ -1,4 +1,4 @@
-"""Options of every command that has a workload: its requests, and the engine that serves them."""
+"""Options of all commands with a workload: its requests, and the simulated engine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["engine_model", "engine_options", "read_workload", "workload_options"]
 
 N_REQUESTS: Final = 2000
-"""Of a synthetic workload, by default."""
+"""Default number of requests of a synthetic workload."""
 
 workload_options = OptionGroup(
     click.argument("path", required=False, type=click.Path(path_type=Path)),
@@ -107,14 +107,14 @@ engine_options = OptionGroup(
         help="Tell the policy why outputs ended, where the trace says it.",
     ),
 )
-"""The options of the pretended engine, for `engine_model`."""
+"""The options of the simulated engine, for `engine_model`."""
 
 
 def read_workload(path: Path | None, options: Mapping[str, Any]) -> Workload:
     """The workload that the options name.
 
     Raises:
-        ConfigError: none, or two.
+        ConfigError: no workload, or two.
         TraceError: a trace that cannot be read.
     """
     if (path is None) == (options["synthetic"] is None):

@@ -1,4 +1,4 @@
-"""`kvgraft plan`: one trace through many sizes, to choose those to buy.
+"""`kvgraft plan`: replays one trace at many sizes, to choose hardware.
 
 command          the command
 models           a model's components, from its configuration file

@@ -1,4 +1,4 @@
-"""`kvgraft plan`: one trace through many sizes, then tables."""
+"""`kvgraft plan`: replays one trace at many sizes, then prints tables."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = ["plan"]
 
 
 class SizeList(PoolSize):
-    """Sizes with commas between them, such as `40GB,80GB`."""
+    """Sizes separated by commas, such as `40GB,80GB`."""
 
     name = "size,..."
 
@@ -52,7 +52,7 @@ class SizeList(PoolSize):
         """Each size, once.
 
         Raises:
-            click.BadParameter: one that is none, or out of range.
+            click.BadParameter: one is no size, or out of range.
         """
         if not isinstance(value, str):
             return value
@@ -61,7 +61,7 @@ class SizeList(PoolSize):
 
 
 SHORT = {"device": "device-tokens", "host": "host-tokens"}
-"""Options that may be given without their last word: no torch device is used here."""
+"""Options that may be shortened: no torch device is used here."""
 
 
 @click.command(context_settings={"token_normalize_func": lambda word: SHORT.get(word, word)})
@@ -157,7 +157,7 @@ def plan(path: Path | None, **options: Any) -> None:
 
 
 def _components(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Options by component, from the model's configuration or as given."""
+    """Options by component, from the model's configuration or the command line."""
     if (options["model"] is None) == (not options["components"]):
         raise ConfigError(
             "give --model CONFIG.json or --component NAME[:OPTION=VALUE,...], one of the two"

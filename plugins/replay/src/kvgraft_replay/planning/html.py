@@ -34,14 +34,14 @@ TONES = ("device", "host", "both", "storage", "pinned", "computed")
 
 
 AXIS = 1.04
-"""The axis goes on a little behind the last dot."""
+"""The axis extends a little beyond the last dot."""
 
 MOST_NAMES = 8
-"""Bars that have room for their sizes' names; more are numbered."""
+"""Most bars with room for names of sizes; more are numbered."""
 
 
 class Series(NamedTuple):
-    """The sizes with one host and one policy, in order of their device size, and their colour."""
+    """The sizes with one HOST size and one policy, by DEVICE size, and their colour."""
 
     name: str
     tone: str
@@ -86,7 +86,7 @@ def _size_name(size: SizeResult) -> str:
 
 
 def _short_name(size: SizeResult) -> str:
-    """A name for a bar; the policies of one size stand side by side."""
+    """A short name for a bar; policies of one size are side by side."""
     return size["device"] if size["host"] == "none" else f"{size['device']}, {size['host']}"
 
 
@@ -112,13 +112,13 @@ def _series(plan: PlanResult) -> list[Series]:
 
 
 def _needed(plan: PlanResult) -> str:
-    """The size of DEVICE from which the exact curve rises no more."""
+    """The size of DEVICE at which the exact curve becomes flat."""
     tokens = plan["curve"]["needed_tokens"]
     return f"{count(tokens)} tokens" if tokens else ""
 
 
 def _rate_plot(plan: PlanResult, series: Sequence[Series]) -> Plot:
-    """Hit rate by bytes of DEVICE: a line for each host, and the exact one."""
+    """Hit rate by bytes of DEVICE: a line for each HOST size, and the exact curve."""
     curve = plan["curve"]["points"]
     largest = max(size["device_nbytes"] for size in plan["sizes"])
     end = max([AXIS * largest, *(point["nbytes"] for point in curve)])
@@ -140,7 +140,7 @@ def _rate_plot(plan: PlanResult, series: Sequence[Series]) -> Plot:
         if len(xs) > 1:
             layers.append(Layer(each.tone, line_path(xs, ys), "line"))
         layers.append(Layer(each.tone, dots_path(xs, ys), "dots"))
-    # a search tries other sizes with each host; these have a dot and no row
+    # a search tries different sizes with each HOST size; these have a dot and no row
     devices = sorted(
         set.intersection(*({size["device_nbytes"] for size in each.sizes} for each in series))
     )
@@ -159,7 +159,7 @@ def _rate_plot(plan: PlanResult, series: Sequence[Series]) -> Plot:
 
 
 def _rate_rows(series: Sequence[Series], devices: Sequence[int]) -> list[Row]:
-    """A row for each host."""
+    """A row for each HOST size."""
     rows = []
     for each in series:
         rates = {size["device_nbytes"]: size["token_hit_rate"] for size in each.sizes}
@@ -168,7 +168,7 @@ def _rate_rows(series: Sequence[Series], devices: Sequence[int]) -> list[Row]:
 
 
 def _tier_plot(plan: PlanResult) -> Plot:
-    """For each size, where its hits were found."""
+    """For each size, the tiers of its hits."""
     sizes = in_order(plan)
     shares = {
         "device": [_share(size, size["hit_tokens"]["device"]) for size in sizes],
@@ -198,7 +198,7 @@ def _tier_plot(plan: PlanResult) -> Plot:
 
 
 def _top(rates: Sequence[float]) -> float:
-    """The end of an axis of rates: a round number of percent above them all."""
+    """The end of an axis of rates: a round percentage above all of them."""
     highest = 100 * max(rates, default=0.0)
     step = step_for(max(highest, 1.0), 4)
     return min(100.0, step * (int(highest / step) + 1)) / 100
@@ -209,7 +209,7 @@ def _rate_ticks(top: float) -> list[Tick]:
 
 
 def _byte_unit(nbytes: float) -> tuple[float, str]:
-    """Bytes per unit, and the unit, in which an axis that ends there reads well."""
+    """Bytes per unit, and the unit, for an axis with this end."""
     for size, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if nbytes >= 2 * size:
             return size, unit

@@ -1,14 +1,14 @@
 """The hit rate of an LRU cache of pages for every size at once, in one pass over the requests.
 
-Pages are kept in a stack, the most recently used on top. A page that lies at place `d` when a
-request looks for it is in every cache of at least `d` pages, and in no smaller one (R. L. Mattson
-and others, Evaluation Techniques for Storage Hierarchies, 1970). A request uses its pages from the
-last to the first, so that no page lies above the one before it, and the pages of a prefix that are
-in a cache are always its first ones, as in a prefix tree.
+Pages are kept in a stack, the most recently used on top. A page at depth `d` when a request looks
+for it is in every cache of at least `d` pages, and in no smaller one (R. L. Mattson and others,
+Evaluation Techniques for Storage Hierarchies, 1970). A request uses its pages from the last to the
+first, so no page is above its predecessor, and the pages of a prefix that a cache holds are always
+its first ones, as in a prefix tree.
 
-Pages that were last used together lie together. So the stack's entries are runs of pages: the edges
-of a prefix tree, which is split where requests part and joined where they go on together. The place
-of a run is a sum over the later ones, in a Fenwick tree: O(log n) per run, at most per page.
+Pages that were last used together are adjacent. So the stack's entries are runs of pages, which are
+the edges of a prefix tree: split where requests diverge, joined where they continue together. The
+depth of a run is a sum over later ones, in a Fenwick tree: O(log n) per run.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class LruCurve:
     Args:
         page_size: tokens per page.
         input_tokens: prompts of all requests.
-        hits: int64 `[n]`, pages found at place `i + 1` of the stack.
-        n_pages: distinct pages: a cache of that many forgets nothing.
+        hits: int64 `[n]`, pages found at depth `i + 1` of the stack.
+        n_pages: distinct pages: a cache of that many evicts nothing.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class LruCurve:
         return self.saved_tokens(n_pages) / self.input_tokens if self.input_tokens else 0.0
 
     def pages_for(self, hit_rate: float) -> int | None:
-        """The fewest pages that reach a hit rate; None where no number of them does."""
+        """The fewest pages that reach a hit rate; None if no number does."""
         rates = self._hit_pages * self.page_size / max(self.input_tokens, 1)
         found = int(np.searchsorted(rates, hit_rate))
         return found if found < len(self._hit_pages) else None
@@ -87,8 +87,8 @@ class _Run:
     Attributes:
         spans: their content, as few spans as possible.
         n_pages: how many.
-        turn: when they were used; no two runs have the same.
-        below: the runs that follow, by the content of their first page.
+        turn: the order of their use; unique per run.
+        below: the runs behind it, by the content of their first page.
     """
 
     __slots__ = ("below", "n_pages", "spans", "turn")
@@ -107,7 +107,7 @@ class _Run:
 
 
 class _Stack:
-    """All pages used so far, in a prefix tree, with their places in the order of recency."""
+    """All pages used so far, in a prefix tree, with their depths in the order of recency."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -144,7 +144,7 @@ class _Stack:
             run.turn = self._turns.append(run.n_pages)
 
     def hits(self) -> npt.NDArray[np.int64]:
-        """Pages found by their place, from 1 on."""
+        """Pages found, by depth from 1 on."""
         steps = np.zeros(max(self._behind, default=0) + 1, dtype=np.int64)
         np.add.at(steps, self._first, 1)
         np.add.at(steps, self._behind, -1)
@@ -167,7 +167,7 @@ class _Stack:
         return path
 
     def _split(self, run: _Run, n_pages: int) -> None:
-        """Leave a run its first pages; both parts have its turn until the upper one is used."""
+        """Split a run; both parts have its turn until the upper one is used."""
         content = _Reader(run.spans)
         upper = content.take(n_pages * self.page_size)
         first = content.peek(self.page_size)
@@ -176,7 +176,7 @@ class _Stack:
         run.spans, run.n_pages = upper, n_pages
 
     def _joined(self, path: list[_Run]) -> list[_Run]:
-        """The path with runs joined that nobody departs between."""
+        """The path with runs joined where no other run begins between them."""
         joined: list[_Run] = []
         for run in path:
             if joined and len(joined[-1].below) == 1:
@@ -189,7 +189,7 @@ class _Stack:
         return joined
 
     def _extended(self, path: list[_Run], spans: tuple[Span, ...], n_pages: int) -> list[_Run]:
-        """The path with new pages behind it: a part of its last run if that ends there."""
+        """The path with new pages behind it, in its last run if nothing follows that."""
         if path and not path[-1].below:
             last = path[-1]
             last.spans = join_spans((*last.spans, *spans))
@@ -209,7 +209,7 @@ class _Turns:
         self.total = 0
 
     def append(self, n_pages: int) -> int:
-        """A new turn with that many pages; its number."""
+        """Add a turn with that many pages; returns its number."""
         turn = len(self._sums)
         total, below, last = n_pages, turn - 1, turn - (turn & -turn)
         while below > last:
@@ -237,7 +237,7 @@ class _Turns:
 
 
 class _Reader:
-    """Reads content from its beginning on, without copying what is left of it."""
+    """Reads content from its start, without copying the rest."""
 
     __slots__ = ("_index", "_offset", "_spans")
 
@@ -258,14 +258,14 @@ class _Reader:
         return tuple(found)
 
     def skip(self, n_tokens: int) -> None:
-        """Go on behind the next tokens."""
+        """Skip the next tokens."""
         self._offset += n_tokens
         while self._index < len(self._spans) and self._offset >= self._spans[self._index].length:
             self._offset -= self._spans[self._index].length
             self._index += 1
 
     def take(self, n_tokens: int) -> tuple[Span, ...]:
-        """The next tokens; go on behind them."""
+        """Return the next tokens and skip them."""
         found = self.peek(n_tokens)
         self.skip(n_tokens)
         return found
@@ -276,7 +276,7 @@ class _Reader:
         for first, length in other:
             if index == len(self._spans) or self._spans[index].first + offset != first:
                 break
-            # spans are as long as can be: where one ends and the other goes on, they part
+            # spans are maximal: where one ends and the other continues, they diverge
             left = self._spans[index].length - offset
             shared += min(left, length)
             if left != length:

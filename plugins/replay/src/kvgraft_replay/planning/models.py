@@ -22,7 +22,7 @@ __all__ = ["MODELS_GROUP", "QUANTIZATIONS", "components_of", "model_name", "quan
 MODELS_GROUP = "kvgraft.models"
 
 QUANTIZATIONS = {"fp8": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
-"""Element types of keys and values, by the names engines have for them."""
+"""Element types of keys and values, by engines' names for them."""
 
 READER = "plugins/transformers/requirements.txt"
 
@@ -34,11 +34,11 @@ def components_of(path: Path, readers: Sequence[Published]) -> dict[str, dict[st
 
     Args:
         path: the file, or the directory it is in.
-        readers: what installed packages publish in `MODELS_GROUP`; the first is asked.
+        readers: functions that installed packages publish in `MODELS_GROUP`; the first is used.
 
     Raises:
-        ConfigError: there is no such file, no installed package reads such files, or the file
-            describes no model that components serve.
+        ConfigError: there is no such file, no installed package reads it, or no components serve
+            its model.
     """
     if not path.exists():
         raise ConfigError(
@@ -61,10 +61,10 @@ def components_of(path: Path, readers: Sequence[Published]) -> dict[str, dict[st
 
 
 def model_name(path: Path) -> str:
-    """The model's name for reports: that of its directory or file, and its class where it is told.
+    """The model's name for reports: its directory's or file's, and its class if given.
 
     Args:
-        path: the configuration file, which has been read, or the directory it is in.
+        path: the configuration file or its directory, which has been read.
     """
     file = path / "config.json" if path.is_dir() else path
     name = file.resolve().parent.name if file.name == "config.json" else file.stem

@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 NOTICEABLE = 0.001
-"""A pool limits if a tenth more of it gains at least this share of the input tokens."""
+"""A pool is limiting if a tenth more of it gains at least this share of the input tokens."""
 
 
 class PoolName(TypedDict):
@@ -38,7 +38,7 @@ class PoolName(TypedDict):
 class PoolUse(TypedDict):
     """One component's pool on one tier, at the end: in a budget its size follows its use.
 
-    `tokens`: what its slots hold; 0 of states. `evicted`: slots that made room for others.
+    `tokens`: capacity of its slots; 0 for states. `evicted`: slots evicted to make room.
     """
 
     component: str
@@ -52,7 +52,7 @@ class PoolUse(TypedDict):
 class ReachUse(TypedDict):
     """Bytes that the layers of one component keep on DEVICE.
 
-    `keeps`: its reach, in words. `per`: `"token"` or `"state"`, of which one takes `nbytes` in all
+    `keeps`: its reach, in words. `per`: the unit, `"token"` or `"state"`; one takes `nbytes` in all
     layers.
     """
 
@@ -73,9 +73,9 @@ class SplitTried(TypedDict):
 
 
 class Split(TypedDict):
-    """How bytes were split among pools: the best split found, and those it was compared with.
+    """How bytes were split among pools: the best split, and those that it was compared with.
 
-    `points`: of the best one, which was replayed for all other numbers; 1 is the rule's.
+    `points`: those of the best split, for which all other numbers hold; 1 is the rule's.
     `gained_tokens`: prompt tokens saved beyond the rule's. `tried`: all, by `points`.
     """
 
@@ -85,10 +85,10 @@ class Split(TypedDict):
 
 
 class Growth(TypedDict):
-    """One pool, a tenth larger: what a replay with it gains, all other pools as they were.
+    """The gain of a replay with one pool a tenth larger and all others equal.
 
-    `extra_nbytes`: what the tenth takes. `gained_tokens`: prompt tokens saved in addition; negative
-    where it saved fewer.
+    `extra_nbytes`: bytes of the tenth. `gained_tokens`: additional prompt tokens saved; negative if
+    it saved fewer.
     """
 
     component: str
@@ -101,13 +101,12 @@ class Growth(TypedDict):
 class SizeResult(TypedDict):
     """A replay with one pair of sizes and one policy.
 
-    `device` and `host` are the sizes as they were asked for, `_tokens` and `_nbytes` what they
-    come to. `policy`: the eviction policy. `prefill_s_saved`: `saved_tokens` at the rate of the
-    settings. `load_back_nbytes`: bytes copied from HOST to DEVICE instead. `lru_hit_rate`: of the
-    exact curve at the size of DEVICE alone; None where there is none. `split`: None where the pools
-    have equal tokens, or follow their use. `growth`: empty where it was
-    not asked for. `limiting`: the pool whose tenth gains most; None where none gains a tenth of a
-    point.
+    `device` and `host` are the sizes as given, `_tokens` and `_nbytes` their values. `policy`: the
+    eviction policy. `prefill_s_saved`: `saved_tokens` at the rate of the settings.
+    `load_back_nbytes`: bytes copied from HOST to DEVICE instead. `lru_hit_rate`: the exact curve's
+    rate at the size of DEVICE alone; None without a curve. `split`: None if the pools have equal
+    tokens or follow their use. `growth`: empty if not asked for. `limiting`: the pool whose tenth
+    gains most; None if none gains a tenth of a percentage point.
     """
 
     device: str
@@ -149,8 +148,8 @@ class CurvePoint(TypedDict):
 class Curve(TypedDict):
     """The hit rate of every size of DEVICE alone under LRU, for requests one after another.
 
-    `points` is empty, and `reason` says why, where components or arrivals allow no such curve.
-    `needed_tokens`: the smallest size that forgets nothing of use; `highest_hit_rate` is its rate.
+    `points` is empty, and `reason` says why, if components or arrivals allow no such curve.
+    `needed_tokens`: the smallest size with the highest rate, which is `highest_hit_rate`.
     """
 
     reason: str
@@ -162,9 +161,9 @@ class Curve(TypedDict):
 class Target(TypedDict):
     """The sizes that reach a hit rate.
 
-    `cheapest`: places in `sizes` of those that reach it and of which none is smaller on one tier
-    and no larger on the other. `lru_device_tokens`: tokens on DEVICE alone that reach it under LRU
-    by the exact curve; None where there is no curve, or where no size does.
+    `cheapest`: indices in `sizes` of sizes that reach it and that no other such size undercuts on
+    one tier without being larger on the other. `lru_device_tokens`: tokens on DEVICE alone that
+    reach it under LRU by the exact curve; None without a curve, or if no size does.
     """
 
     token_hit_rate: float
@@ -175,9 +174,9 @@ class Target(TypedDict):
 class PlanResult(TypedDict):
     """Everything `kvgraft plan` reports.
 
-    `sizes`: those asked for, then those that the search for a target tried. `target`: None where
-    none was given. `model`: its name; None where components were given. `components`: options by
-    component. `reaches`: what they keep. `cpu_s`: CPU time of all processes.
+    `sizes`: those asked for, then those that the search for a target tried. `target`: None if none
+    was given. `model`: its name; None if components were given. `components`: options by component.
+    `reaches`: bytes that they keep. `cpu_s`: CPU time of all processes.
     """
 
     kvgraft: str

@@ -1,4 +1,4 @@
-"""The pools of each size: from what was asked for to tokens, slots and bytes."""
+"""The pools of each size: converts given sizes to tokens, slots and bytes."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ Asked = int | str
 """Tokens, or bytes as text such as `40GB`."""
 
 TENTH = 10
-"""A pool grows by one part of this many."""
+"""A pool grows by 1 / n."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One component's pool on one tier; a slot holds `slot_tokens`, 0 of a state."""
+    """One component's pool on one tier; a slot holds `slot_tokens`, 0 for a state."""
 
     component: str
     tier: Tier
@@ -54,10 +54,10 @@ class Size:
     """Sizes of all pools.
 
     Attributes:
-        device, host: as asked for.
+        device, host: the sizes as given.
         policy: the eviction policy.
         cache: settings of a cache of that size; the sizes in tokens.
-        pools: of DEVICE first, then of HOST.
+        pools: pools of DEVICE, then of HOST.
         given: settings without sizes.
         points: the resume points that the split of bytes keeps, as a multiple of the rule's.
     """
@@ -83,7 +83,7 @@ def all_sizes(
     *,
     one_budget: bool = False,
 ) -> list[Size]:
-    """Every size of DEVICE with every size of HOST, and each pair with every policy.
+    """Every size of DEVICE with every size of HOST and every policy.
 
     Args:
         cache: the other settings, as for `Cache.open`.
@@ -118,9 +118,9 @@ def _sized(cache: Mapping[str, Any], device: Asked, host: Asked, points: float =
 
 
 def with_points(size: Size, points: float) -> Size | None:
-    """The same bytes, split with other resume points; None where that is no other split.
+    """The same bytes, split with other resume points; None if that is the same split.
 
-    It is none where sizes are tokens, or follow their use, or where no pool's reach is bounded.
+    It is the same if sizes are tokens or follow their use, or if no pool's reach is bounded.
     """
     if "device_memory" in size.cache or not any(map(is_nbytes, (size.device, size.host))):
         return None
@@ -163,9 +163,9 @@ def _pools(config: CacheConfig) -> Iterator[Pool]:
 
 
 def grown(size: Size, pool: Pool) -> Size | None:
-    """The same sizes but for one pool that is a tenth larger; None if it has no size of its own.
+    """The same sizes with one pool a tenth larger; None if the pool has no size of its own.
 
-    That is fixed, or it follows the pool's use in a budget.
+    Its size may be fixed, or follow its use in a budget.
     """
     if f"{pool.tier.value}_memory" in size.cache:
         return None
@@ -180,9 +180,9 @@ def grown(size: Size, pool: Pool) -> Size | None:
 
 
 def lru_pages(mounted: Iterable[Mounted]) -> int | None:
-    """Pages for which the exact curve tells the hit rate; None where no curve does.
+    """The size in pages at which to read the exact curve; None if no curve applies.
 
-    It does where every component needs all tokens before a boundary and has them on DEVICE.
+    It applies if every component needs all tokens before a boundary and has them on DEVICE.
     """
     pages = []
     for each in mounted:
@@ -193,9 +193,9 @@ def lru_pages(mounted: Iterable[Mounted]) -> int | None:
 
 
 def between(low: Size, high: Size) -> Size | None:
-    """A size in the middle of two that differ on DEVICE alone; None where they are neighbours.
+    """A size between two that differ only on DEVICE; None if they are adjacent.
 
-    Of two sizes in bytes, or of one in bytes, it is split as the larger one is.
+    If one of them is in bytes, it is split as the larger one is.
     """
     low_nbytes, page_size = low.nbytes(Tier.DEVICE), low.cache["page_size"]
     if "device_memory" in low.cache:
@@ -226,14 +226,14 @@ def page_nbytes(mounted: Iterable[Mounted]) -> int:
 
 
 def default_shapes(size: Size) -> dict[str, str]:
-    """Components as large as with their default options, and the bytes of each's token or state."""
+    """Components with the shapes of their default options, and the bytes of a token or state."""
     found = {}
     for each in built(parse_config(size.cache)):
         plain = {**size.cache, "components": {each.name: {}}}
         try:
             (default,) = built(parse_config(plain))
         except KvgraftError:
-            continue  # it has no default
+            continue  # an option without a default
         slot = each.component.device.slot_nbytes
         if slot == default.component.device.slot_nbytes:
             tokens = size.cache["page_size"] // each.component.slots_per_page

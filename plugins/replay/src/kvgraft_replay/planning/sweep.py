@@ -1,4 +1,4 @@
-"""From a trace and sizes to the result of a plan."""
+"""Makes the result of a plan from a trace and sizes."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ OF_A_SIZE = {
     *("host_memory", "host_tokens", "payload"),
     *("slots", "storage"),
 }
-"""Settings of a replay that are told with the size, or mean nothing here."""
+"""Settings of a replay that belong to the size, or have no meaning here."""
 
 SEARCH_ROUNDS = 4
-"""A target lies between two sizes of DEVICE; each round halves their distance."""
+"""Rounds of the search for a target between two sizes of DEVICE; each halves the distance."""
 
 POINTS = (0.5, 0.9, 1.1, 2.0)
-"""Splits that are tried beside the rule's, by their resume points as multiples of the rule's."""
+"""Splits that are tried beside the rule's, as multiples of its resume points."""
 
 FURTHER_ROUNDS = 2
-"""Times to halve or to double again, where the fewest or the most points are best."""
+"""How often to halve or double further if the fewest or the most points are best."""
 
 Replayed = Mapping[str, Any]
 """A replay's result, without the parts that grow with the workload."""
@@ -68,9 +68,9 @@ class Sweep:
 
     Args:
         workload: the requests.
-        settings: of each replay; the cache's are taken from the sizes.
-        n_processes: replays that run at a time.
-        progress: told how many replays are done, with fractions, and how many there are so far.
+        settings: settings of each replay; the cache's come from the sizes.
+        n_processes: concurrent replays.
+        progress: called with the number of finished replays, with fractions, and of all known ones.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Sweep:
         self._done: dict[str, Replayed] = {}
 
     def replay(self, sizes: Sequence[Size]) -> list[Replayed]:
-        """Replay at each size, several at a time; results in their order. None is replayed twice.
+        """Replay at each size, several at a time; results in order. No size is replayed twice.
 
         Raises:
             ConfigError: a replay that cannot be run.
@@ -125,7 +125,7 @@ def plan_sizes(
     Raises:
         ConfigError: a replay that cannot be run.
 
-    Effects: the sweep is closed, also where it raises.
+    Effects: the sweep is closed, even if it raises.
     """
     try:
         return _plan(sweep, sizes, growth=growth, target=target)
@@ -154,7 +154,7 @@ def _plan(sweep: Sweep, sizes: Sequence[Size], *, growth: bool, target: float | 
         results = [*results, *more]
         sizes = [*sizes, *tried]
     first = best[0].result
-    sweep.close()  # before CPU time is read: it counts processes that have ended
+    sweep.close()  # before the CPU time is read, which counts ended processes only
     return {
         "kvgraft": kvgraft.__version__,
         "workload": first["workload"],
@@ -184,7 +184,7 @@ def _plan(sweep: Sweep, sizes: Sequence[Size], *, growth: bool, target: float | 
 
 
 def _shape_notices(sizes: Sequence[Size]) -> list[str]:
-    """Bytes say how many tokens fit only with the model's own shapes."""
+    """A notice if sizes in bytes are used without the model's own shapes."""
     if not any(is_nbytes(asked) for size in sizes for asked in (size.device, size.host)):
         return []
     return [
@@ -195,7 +195,7 @@ def _shape_notices(sizes: Sequence[Size]) -> list[str]:
 
 
 def _cpu_s() -> float:
-    """CPU time of this process and of those that it started and that have ended."""
+    """CPU time of this process and of its ended child processes."""
     used = [resource.getrusage(each) for each in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(each.ru_utime + each.ru_stime for each in used)
 
@@ -257,7 +257,7 @@ def _result(
 
 
 def _asked(size: int | str) -> str:
-    """A size as one would ask for it: `"40GB"`, `"4M"` for tokens, `"none"` for no tier."""
+    """A size as an option's value: `"40GB"`, `"4M"` for tokens, `"none"` for no tier."""
     if isinstance(size, str):
         return size
     short = compact(size) if size < 1e9 else f"{size / 1e6:.12g}M"
@@ -275,7 +275,7 @@ class _Try(NamedTuple):
 
 
 def _worth(tried: _Try) -> tuple[int, int, bool]:
-    """The order of splits: fewest requests rejected, most tokens saved, the rule's among equals."""
+    """Sort key of splits: fewest rejected requests, most saved tokens, the rule's among equals."""
     size, result = tried
     return -result["rejections"], result["saved_tokens"], size.points == 1
 
@@ -283,8 +283,8 @@ def _worth(tried: _Try) -> tuple[int, int, bool]:
 def _splits(sweep: Sweep, sizes: Sequence[Size]) -> list[list[_Try]]:
     """Replays of each size, with the rule's split first and with others around it.
 
-    Where there are no others, the size is the best: its larger ones are replayed along with it, so
-    that no processor waits for the last size.
+    A size without other splits is final: its larger pools are replayed along with it, so that no
+    CPU waits for the last size.
     """
     batch = [
         [size, *(each for points in POINTS if (each := with_points(size, points)))]
@@ -305,7 +305,7 @@ def _splits(sweep: Sweep, sizes: Sequence[Size]) -> list[list[_Try]]:
 
 
 def _further(tries: Sequence[_Try]) -> list[Size]:
-    """Fewer points than the fewest, or more than the most, where these are best so far."""
+    """Fewer points than the fewest, or more than the most, if these are the best so far."""
     best = max(tries, key=_worth).size
     points = sorted(each.size.points for each in tries)
     if len(points) == 1 or best.points not in (points[0], points[-1]):
@@ -369,10 +369,10 @@ def _searched(
     target: float,
     curve: LruCurve | None,
 ) -> tuple[list[Size], list[SizeResult]]:
-    """Sizes between the largest that misses the target and the smallest that reaches it.
+    """Search sizes between the largest that misses the target and the smallest that reaches it.
 
-    They are looked for with each size of HOST and each policy; where all reach it, or none does,
-    there are none.
+    This is done for each size of HOST and each policy; there are none if all reach it, or none
+    does.
     """
     brackets: list[tuple[Size, Size]] = []
     for kind in dict.fromkeys((size.host, size.policy) for size in sizes):
@@ -439,7 +439,7 @@ def _curve(sweep: Sweep, size: Size) -> tuple[LruCurve | None, str]:
 
 
 def _points(curve: LruCurve | None, reason: str, sizes: Sequence[Size]) -> Curve:
-    """The curve up to the largest size, or somewhat further where it still rises."""
+    """The curve up to the largest size, or somewhat further if it still rises."""
     if curve is None:
         return {"reason": reason, "needed_tokens": 0, "highest_hit_rate": 0.0, "points": []}
     per_page = page_nbytes(built(parse_config(sizes[0].cache)))

@@ -1,4 +1,4 @@
-"""A plan's tables, for the terminal and the page alike."""
+"""A plan's tables, for terminal and page."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ def plan_tables(plan: PlanResult) -> tuple[SummaryTable, ...]:
 
 
 def in_order(plan: PlanResult) -> list[SizeResult]:
-    """All sizes by what was asked for on DEVICE, then on HOST; those of a search among them.
+    """All sizes as given for DEVICE, then for HOST, including those of a search.
 
-    Splits of the same bytes come to slightly more or fewer of them: each counts as its fewest.
+    Splits of equal bytes differ slightly in size; all count as the smallest.
     """
     device: dict[str, int] = {}
     host: dict[str, int] = {}
@@ -75,7 +75,7 @@ def in_order(plan: PlanResult) -> list[SizeResult]:
 
 
 def _columns(plan: PlanResult) -> tuple[Column, ...]:
-    """Columns that tell sizes apart; the policy's only where there are several."""
+    """Columns that identify sizes; the policy only if there are several."""
     several = len({size["policy"] for size in plan["sizes"]}) > 1
     return ("device", "host", "policy") if several else ("device", "host")
 
@@ -85,7 +85,7 @@ def _names(plan: PlanResult, size: SizeResult) -> tuple[str, ...]:
 
 
 def _prefill_rate(plan: PlanResult) -> float:
-    """Prompt tokens per second of the pretended engine."""
+    """Prompt tokens per second of the simulated engine."""
     rate = plan["settings"]["prefill_tokens_s"]
     assert isinstance(rate, (int, float))
     return rate
@@ -214,7 +214,7 @@ def _share_table(plan: PlanResult) -> SummaryTable:
 
 
 def _split_table(plan: PlanResult) -> SummaryTable:
-    """Other splits of the same bytes, and the one taken."""
+    """Other splits of the same bytes, and the chosen one."""
     rows = []
     for size in in_order(plan):
         split = size["split"]
@@ -242,7 +242,7 @@ def _split_table(plan: PlanResult) -> SummaryTable:
 
 
 def _limit_table(plan: PlanResult) -> SummaryTable:
-    """The pool whose tenth brings most, size by size."""
+    """The pool whose tenth gains most, by size."""
     rows = []
     for size in in_order(plan):
         if not size["growth"]:
@@ -274,7 +274,7 @@ def _limit_table(plan: PlanResult) -> SummaryTable:
 
 
 def _not_by_a_tenth(plan: PlanResult, size: SizeResult) -> str:
-    """No tenth more gains anything; more memory yet may, as rates do not rise evenly with sizes."""
+    """A note that no tenth gains anything, though more memory may: rates do not rise evenly."""
     for larger in in_order(plan):
         grown = (
             (larger["device"] != size["device"])
@@ -291,7 +291,7 @@ def _not_by_a_tenth(plan: PlanResult, size: SizeResult) -> str:
 
 
 def _points(share: float) -> str:
-    """A difference of two rates, in points of a percent."""
+    """A difference of two rates, in percentage points."""
     return f"{100 * share:+.2f}"
 
 

@@ -1,6 +1,6 @@
-"""A process that replays one workload at the sizes it is told, and says how far it is.
+"""A process that replays one workload at requested sizes, and reports its progress.
 
-It is started with the number of a file descriptor, the other end of which its parent has.
+Its argument is a file descriptor of a pipe to its parent.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["Done", "Progress", "Refused", "main", "replay_one"]
 
 STEPS = 100
-"""Progress is reported about this often per replay."""
+"""Progress reports per replay, about."""
 
 
 class Progress(NamedTuple):
-    """Requests that ended, of those expected."""
+    """Ended and expected requests."""
 
     ended: int
     expected: int
@@ -78,7 +78,7 @@ def main(descriptor: int) -> None:
 
 
 def _teller(parent: Connection) -> Callable[[int, int], None]:
-    """Tells the parent about progress, not more often than it can be seen."""
+    """Reports progress to the parent, not more often than visible."""
     told = 0
 
     def tell(ended: int, expected: int) -> None:

@@ -1,4 +1,4 @@
-"""Replays side by side, in processes of their own: a replay keeps one processor busy."""
+"""Runs replays in parallel processes: a replay keeps one CPU busy."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from kvgraft_replay.workload import Workload
 
 __all__ = ["Replays", "usable_processors"]
 
-# The working directory is left out of the path: an operator's files are no modules.
+# Not the working directory: its files are no modules of ours.
 START = (
     "import sys; sys.path[:] = [each for each in sys.path if each];"
     "from kvgraft_replay.planning.worker import main; main(int(sys.argv[1]))"
 )
 
 STOP_S = 10.0
-"""Longest wait for a process that was told to stop."""
+"""Longest wait for a process to stop."""
 
 
 @dataclass(slots=True)
 class _Worker:
-    """A process, the end of its pipe that is ours, and the replay it is at."""
+    """A process, our end of its pipe, and its current replay."""
 
     process: subprocess.Popen[bytes]
     connection: Connection
@@ -39,19 +39,19 @@ class _Worker:
 
 
 def usable_processors() -> int:
-    """Processors this process may run on."""
+    """CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 class Replays:
-    """Replays one workload at sizes that become known bit by bit.
+    """Replays one workload at sizes that become known one by one.
 
-    Its processes stay until it is closed: each loads torch once.
+    Its processes run until it is closed, so each loads torch once.
 
     Args:
         workload: the same for all.
-        settings: the same for all but the cache.
-        n_processes: how many replays run at a time; for one at a time no process is started.
+        settings: the same for all, except the cache's.
+        n_processes: concurrent replays; for one no process is started.
     """
 
     def __init__(self, workload: Workload, settings: ReplaySettings, n_processes: int) -> None:
@@ -62,14 +62,14 @@ class Replays:
     def run(
         self, caches: Sequence[dict[str, Any]], progress: Callable[[int, float], None]
     ) -> list[Mapping[str, Any]]:
-        """Replay the workload with each cache, several at a time; results in their order.
+        """Replay the workload with each cache, several at a time; results in order.
 
         Args:
             caches: settings of each cache.
-            progress: told, by replay, the share of it that is done.
+            progress: called with the index of a replay and its finished share.
 
         Raises:
-            ConfigError: a replay that cannot be run; the processes are gone then.
+            ConfigError: a replay that cannot be run; the processes are ended then.
             KvgraftError: a process that ended before its replay did; the same.
         """
         n_workers = min(self._n_processes, len(caches))
@@ -134,7 +134,7 @@ def _share_of(task: int, progress: Callable[[int, float], None]) -> Callable[[in
 def _started() -> _Worker:
     ours, theirs = Pipe()
     with theirs:
-        # A session of its own: Ctrl-C is for the command, which stops its workers.
+        # A new session: Ctrl-C reaches the command, which stops its workers.
         process = subprocess.Popen(
             [sys.executable, "-c", START, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],

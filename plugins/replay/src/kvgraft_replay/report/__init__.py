@@ -1,4 +1,4 @@
-"""A replay's result for people: terminal tables and one self-contained HTML page.
+"""Reports of a replay: terminal tables and one self-contained HTML page.
 
 Both renderers read the plain dictionary described in `kvgraft_replay.report.schema`, which `--json`
 also writes, so a report can be made again from a saved result.

@@ -52,7 +52,7 @@ LEDGER_TONES = (
 
 
 class PoolPlot(NamedTuple):
-    """One pool's occupancy; `plot` is None where the component has no such pool."""
+    """One pool's occupancy; `plot` is None if the component has no such pool."""
 
     component: str
     tier: str
@@ -84,7 +84,7 @@ def _time_axis(points: Sequence[TimelinePoint], end: float | None = None) -> _Ti
 
 
 def hit_rate_plot(result: ReplayResult) -> Plot | None:
-    """Token hit rate: of each interval, and of everything up to then."""
+    """Token hit rate per interval, and cumulative."""
     # An interval without requests has no rate.
     points = [point for point in result["timeline"] if point["requests"]]
     if not points or not result["input_tokens"]:
@@ -149,7 +149,7 @@ def load_plot(result: ReplayResult) -> Plot | None:
 
 
 def source_tones(result: ReplayResult) -> list[SourceName]:
-    """Sources of tokens as the charts name and colour them; storage only where there was one."""
+    """Names and colours of token sources; storage only if there was one."""
     told = {"storage": has_storage(result), "unserved": has_unserved(result)}
     return [name for name in SOURCES if told.get(name, True)]
 
@@ -167,7 +167,7 @@ def source_plot(result: ReplayResult) -> tuple[Plot | None, int]:
     }
     limit = float(max(sum(parts) for parts in zip(*values.values(), strict=True)))
     pitch = 100 / len(buckets)
-    # Bars stand at their bucket's place, so the axis counts requests, not bars.
+    # Bars are at their bucket's place, so the axis counts requests, not bars.
     axis_end = len(buckets) * per_bar
     return Plot(
         "Where each request's input tokens came from",

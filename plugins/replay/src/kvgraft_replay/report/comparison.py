@@ -17,7 +17,7 @@ __all__ = ["comparison_table", "print_comparison"]
 
 
 def print_comparison(results: Sequence[ReplayResult], console: Console) -> None:
-    """Print replays that differ in their policy alone."""
+    """Print replays that differ only in their policy."""
     print_headline(results[0], console)
     print_notices(dict.fromkeys(n for one in results for n in one["notices"]), console)
     print_table(comparison_table(results), console)

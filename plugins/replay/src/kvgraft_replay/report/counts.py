@@ -1,4 +1,4 @@
-"""The cache's own counts, in the form that every report reads."""
+"""The cache's counts, in the form that reports read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["cache_counts", "storage_counts", "store_contents"]
 
 PREFETCHES = ("started", "shared", "delivered", "in vain", "shrunk", "tokens")
 STORES = ("nodes", "slots", "slots failed")
-"""Counts that are there when they are 0 as well."""
+"""Counts that are shown even if they are 0."""
 
 
 def cache_counts(cache: Cache) -> CacheCounts:
@@ -66,7 +66,7 @@ def cache_counts(cache: Cache) -> CacheCounts:
 
 
 def _candidates(cache: Cache) -> list[CandidateClass]:
-    """The eviction candidates by the policy's classes, without left-behind data; O(candidates)."""
+    """The eviction candidates by the policy's classes, without evict-first data; O(candidates)."""
     policy, found = cache.tree.policy, list[CandidateClass]()
     for component in cache.tree.components:
         for pool in (component.device, component.host):

@@ -58,12 +58,12 @@ def write_html(result: ReplayResult, path: str | Path) -> None:
 
 
 def render_html(result: ReplayResult) -> str:
-    """The page as text. Names from traces and plugins appear as text and nothing else."""
+    """The page as text. Names from traces and plugins are escaped."""
     return render_page("report/report.html.j2", _context(result))
 
 
 def render_page(template: str, context: Mapping[str, object]) -> str:
-    """A template of this package as text; values appear as text and nothing else."""
+    """Render a template of this package; values are escaped."""
     environment = Environment(
         loader=PackageLoader("kvgraft_replay", ""),
         autoescape=True,
@@ -78,7 +78,7 @@ def plot_context(plots: Sequence[Plot]) -> dict[str, object]:
     """The part of a page's context that its charts need.
 
     Args:
-        plots: all that the page draws.
+        plots: all plots of the page.
     """
     return {
         "size": SIZE,

@@ -38,7 +38,7 @@ class Icicle(NamedTuple):
 
 
 def icicle(tree: TreeSnapshot) -> Icicle | None:
-    """Lay the tree out; None where it holds no tokens.
+    """Lay the tree out; None if it holds no tokens.
 
     A node whose parent was left out of the snapshot becomes a root of its own. Nodes without
     tokens (the root) are not drawn.
@@ -55,7 +55,7 @@ def icicle(tree: TreeSnapshot) -> Icicle | None:
         if below:
             leaves[index] = sum(leaves[child] for child in below)
             reach[index] = max(reach[child] for child in below)
-    # The longest conversations first give the tree a calm outline.
+    # Longest conversations first, for a smooth outline.
     for below in children:
         below.sort(key=lambda child: (-reach[child], -leaves[child], nodes[child]["id"]))
     tops = _tops(children, leaves)
@@ -88,7 +88,7 @@ def icicle(tree: TreeSnapshot) -> Icicle | None:
 
 
 def _top_down(nodes: tuple[TreeNode, ...]) -> tuple[list[int], list[list[int]]]:
-    """Indexes with parents before children, and each one's children; the last list is the roots.
+    """Indices, parents before children, and children of each; the last list has the roots.
 
     Nodes in a loop (a damaged snapshot) are never reached, so they cannot hang the report.
     """

@@ -1,4 +1,4 @@
-"""Results written whole or not at all.
+"""Writes results whole or not at all.
 
 A reader of a file sees the whole old result or the whole new one: the new text goes to a temporary
 file beside it, which takes its place once it is complete and on the disk.
@@ -25,7 +25,7 @@ Name = str | os.PathLike[str]
 
 
 class Target:
-    """Where a command writes one of its results.
+    """The destination of a result.
 
     Args:
         path: a file, a pipe or another device, or `-` for standard output; links are followed.
@@ -34,7 +34,7 @@ class Target:
         is_standard_output: whether this is standard output, under any name.
 
     Raises:
-        ConfigError: it could not be written. Nothing is changed to find out.
+        ConfigError: it could not be written. The check changes nothing.
     """
 
     def __init__(self, path: str) -> None:
@@ -48,7 +48,7 @@ class Target:
         return "standard output" if self.is_standard_output else self.path
 
     def is_same(self, other: Target) -> bool:
-        """Whether one of the two overwrites the other."""
+        """Whether writing one overwrites the other."""
         if self.is_standard_output or other.is_standard_output:
             return self.is_standard_output and other.is_standard_output
         return _is_same_file(self.path, other.path)
@@ -80,11 +80,11 @@ class Target:
 
 
 def expect_distinct(targets: Sequence[tuple[str, Target]], inputs: Sequence[Name]) -> None:
-    """Refuse two results in one place, and a result in the place of an input.
+    """Refuse two results in one file, and a result in an input file.
 
     Args:
-        targets: each with the option that asked for it.
-        inputs: files that are read.
+        targets: the targets by option.
+        inputs: the files that are read.
 
     Raises:
         ConfigError: naming both.
@@ -120,7 +120,7 @@ def write_whole(path: Name, text: str) -> None:
 
 
 def _expect_writable(path: str) -> None:
-    """Raise the error that writing would raise, as far as that can be known; changes nothing."""
+    """Raise the error that writing would raise, as far as can be known; changes nothing."""
     found = _stat(path)
     if os.path.basename(path) in ("", os.curdir, os.pardir):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -157,7 +157,7 @@ def _is_device(path: Name) -> bool:
 
 
 def _is_same_file(one: Name, other: Name) -> bool:
-    """Whether two names lead to one file or pipe, or would; devices may be shared."""
+    """Whether two names are or would be one file or pipe; devices may be shared."""
     found, there = _stat(one), _stat(other)
     if found is None or there is None:
         return os.path.realpath(one) == os.path.realpath(other)

@@ -1,7 +1,7 @@
 """Geometry of the page's charts: numbers in, ticks and SVG path data out.
 
-Shapes live in a square of `SIZE` units that the page stretches to the plot's area, while labels
-are ordinary text placed by percentage. So a chart keeps readable text at any width.
+Shapes are in a square of `SIZE` units that the page stretches to the plot's area; labels are text
+that is placed by percentage. So text is readable at any width.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def ticks(limit: float, n_ticks: int = 4, *, least: float = 0.0, unit: str = "")
 
 
 def time_unit(end_s: float) -> tuple[float, str]:
-    """Seconds per unit, and the unit, in which an axis that ends at `end_s` reads well."""
+    """Seconds per unit, and the unit, for an axis that ends at `end_s`."""
     if end_s > 3 * 3600:
         return 3600.0, "h"
     return (60.0, "min") if end_s > 600 else (1.0, "s")

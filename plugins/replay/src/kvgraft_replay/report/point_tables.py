@@ -1,4 +1,4 @@
-"""The report's tables about resume points; none where every boundary can be resumed from."""
+"""The report's tables about resume points; none if requests can resume at every boundary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COUNTS = ("made", "skipped", "used", "lost")
 
 
 def point_tables(result: ReplayResult) -> tuple[SummaryTable, ...]:
-    """Points by kind, and the slots they take beside left-behind data."""
+    """Points by kind, and their slots beside evict-first data."""
     points = result.get("resume_points")  # a result of an older version has none
     return () if points is None else (_kind_table(points), _slot_table(points))
 

@@ -48,10 +48,10 @@ class Workload(TypedDict):
 
 
 class HitTokens(TypedDict):
-    """Input tokens that were not computed, by the tier that had them when they were matched.
+    """Input tokens that were not computed, by tier at the match.
 
-    `storage`: those that HOST had only because the request's own prefetch brought them; `host` is
-    without them.
+    `storage`: tokens that HOST had only because of the request's own prefetch; `host` excludes
+    them.
     """
 
     device: int
@@ -62,8 +62,8 @@ class HitTokens(TypedDict):
 class ComponentHits(TypedDict):
     """Slots of one component that admitted requests resume from, by tier; each admission counts.
 
-    `storage_slots`: those of pages that the request's prefetch made resumable; `host_slots` is
-    without them, and both are loaded back.
+    `storage_slots`: slots of pages that the request's prefetch made resumable; `host_slots`
+    excludes them, and both are loaded back.
     """
 
     device_slots: int
@@ -74,8 +74,8 @@ class ComponentHits(TypedDict):
 class LoadBacks(TypedDict):
     """Copies HOST to DEVICE; `slots` counts the slots of completed ones by component.
 
-    `shared`: requests that waited for another request's transfer (R6). `skipped_recompute`:
-    loads left out because computing was estimated cheaper (R8).
+    `shared`: requests that waited for another request's transfer (R6). `skipped_recompute`: loads
+    skipped because computing was estimated cheaper (R8).
     """
 
     started: int
@@ -89,7 +89,7 @@ class LoadBacks(TypedDict):
 class Backups(TypedDict):
     """Copies DEVICE to HOST; `slots` counts the slots of completed ones by component.
 
-    `waits`: how often room on DEVICE was made by waiting for copies of what leaves it.
+    `waits`: how often making room on DEVICE waited for copies of victims.
     """
 
     started: int
@@ -127,7 +127,7 @@ class StorageCounts(TypedDict):
     that the store has, `slots failed`, and those `dropped`, with reasons. `calls`: per verb, the
     number of keys by outcome (`known`: of those stored, there already), besides of calls that met
     `errors` or `timeouts`. `breaker`: `closed` while the store is used. `before` and `after` are
-    None where the store did not tell.
+    None if the store did not answer.
     """
 
     prefetches: dict[str, int]
@@ -168,9 +168,9 @@ class Occupancy(TypedDict):
 
 
 class TimelinePoint(TypedDict):
-    """The cache at one moment; `requests` and two of the rates are of the interval before it.
+    """The cache at one moment; `requests` and two of the rates are for the interval before it.
 
-    Moments are equally far apart on the virtual clock; the last one ends the replay. Rates are 0 in
+    Moments are equidistant on the virtual clock; the last one is the replay's end. Rates are 0 in
     an interval without requests. `storage_hit_rate` is the part of `token_hit_rate` that came from
     STORAGE.
     """
@@ -186,9 +186,9 @@ class TimelinePoint(TypedDict):
 
 
 class Source(TypedDict):
-    """Where one request's input tokens came from; `index` is its place in arrival order.
+    """The sources of one request's input tokens; `index` is its place in arrival order.
 
-    `unserved`: all of them, of a request that was rejected or ran out of memory.
+    `unserved`: all input tokens of a request that was rejected or ran out of memory.
     """
 
     index: int
@@ -225,8 +225,8 @@ class TreeSnapshot(TypedDict):
 class PointSlots(TypedDict):
     """DEVICE slots of one component in the tree when the replay ended.
 
-    `left_behind`: by requests that went on, and not used since: the first to be evicted. `kept`:
-    all others, of resume points and of data used again.
+    `left_behind`: evict-first slots: requests that continue no longer need them, and nobody used
+    them since. `kept`: all other slots, of resume points and of reused data.
     """
 
     kept: int
@@ -236,9 +236,9 @@ class PointSlots(TypedDict):
 class PointCounts(TypedDict):
     """Resume points by kind (`"repeat"`, `"branch"`, `"grid"`, ...); kinds may be added.
 
-    `made`: published in the tree. `skipped`: left out because a state found no slot. `used`: times
-    an admitted request resumed from one. `lost`: points of which some data left its last tier.
-    `slots` is by component, of those that need less than every page.
+    `made`: published in the tree. `skipped`: not made because a state found no slot. `used`: how
+    often an admitted request resumed from one. `lost`: points of which some data left its last
+    tier. `slots` is by component, for those that do not need every page.
     """
 
     made: dict[str, int]
@@ -251,9 +251,9 @@ class PointCounts(TypedDict):
 class CandidateClass(TypedDict):
     """Eviction candidates of one class at the end, as the eviction policy ranks them.
 
-    Data left behind leaves before them, under every policy; it is not among them.
-    `words` says what the class means; it is empty, and the scores are None, where the policy has
-    but one class and goes by recency alone. The lowest score leaves first.
+    Evict-first data leaves before them, under every policy, and is not included. `words` describes
+    the class. It is empty, and the scores are None, if the policy has only one class and uses only
+    recency. The lowest score is evicted first.
     """
 
     component: str
@@ -268,8 +268,8 @@ class CandidateClass(TypedDict):
 class CacheCounts(TypedDict):
     """The cache's own counts; `evictions` may gain causes.
 
-    `resume_points` is None where every component needs every page: any boundary can be resumed
-    from then.
+    `resume_points` is None if every component needs every page, so that requests can resume at any
+    boundary.
     """
 
     component_hits: dict[str, ComponentHits]
@@ -283,7 +283,7 @@ class CacheCounts(TypedDict):
 
 
 class NamespaceCounts(TypedDict):
-    """Requests of one namespace, their prompts' tokens, and those of them that were saved."""
+    """Requests of one namespace, their prompt tokens, and the saved ones."""
 
     requests: int
     input_tokens: int
@@ -295,18 +295,17 @@ class ReplayResult(CacheCounts):
 
     `requests` and `input_tokens` count replayed requests, served or not; `workload` describes the
     trace. `served` and `output_tokens` count requests that ended with all of their output.
-    `notices` are sentences a reader of the headline must know besides. `storage` is None without a
-    storage tier.
+    `notices` are notes for readers of the headline. `storage` is None without a storage tier.
 
     `token_hit_rate` is `saved_tokens` over `input_tokens`, between 0 and 1. A request saves the
-    tokens of its prompt that it never computed, not even after it was retracted; one that is not
-    served saves none. `saved_tokens`, `computed_tokens` and `unserved_tokens` (prompts of requests
-    not served) add up to `input_tokens`. `recomputed_tokens` were computed again after a retraction
-    and are in none of these. Nothing is left out as warm-up.
+    prompt tokens that it never computed, not even after a retraction; an unserved one saves none.
+    `saved_tokens`, `computed_tokens` and `unserved_tokens` (prompts of requests not served) add up
+    to `input_tokens`. `recomputed_tokens` were computed again after a retraction and are in none of
+    these. Warm-up is included.
 
-    `namespaces` has the parts of the requests that are in one; it is empty without a scanner.
+    `namespaces` has the counts of requests with a namespace; it is empty without a scanner.
 
-    `cpu_us_per_request` is over served requests; the others' time is shared out among them.
+    `cpu_us_per_request` is over served requests; the others' time is divided among them.
     `evictions` and `cpu_us_per_request` have open key sets: causes and operations may be added.
     `out_of_memory`, `payload_mismatches` and `ledger_violations` are 0 unless something is broken.
     """

@@ -1,4 +1,4 @@
-"""The report's tables about the storage tier; none where a replay had none."""
+"""The report's tables about the storage tier; none without one."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _contents(contents: StoreContents | None) -> str:
 
 
 def _listed(counts: Mapping[str, int]) -> str:
-    """Names with their numbers on one line; absent where there are none."""
+    """Names with their numbers on one line; `ABSENT` without any."""
     told = (f"{name.replace('_', ' ')}\u00a0{number}" for name, number in _ranked(counts))
     return ", ".join(told) or ABSENT
 

@@ -1,4 +1,4 @@
-"""The report's tables as values, so that the terminal and the page cannot disagree."""
+"""The report's tables as values, so that terminal and page agree."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Check(NamedTuple):
 
 
 def count(value: int, noun: str = "") -> str:
-    """A count in full, with thousands separators; of a noun, which gets an s where it needs one."""
+    """A count with thousands separators, and its noun in singular or plural."""
     counted = f"{value:,} {noun}" if noun else f"{value:,}"
     return counted if value == 1 or not noun else f"{counted}s"
 
 
 def percent(part: float, whole: float) -> str:
-    """A share with one decimal; a dash where there is no whole."""
+    """A share with one decimal; a dash if the whole is 0."""
     return f"{100 * part / whole:.1f} %" if whole else ABSENT
 
 
@@ -78,7 +78,7 @@ def micros(value: float) -> str:
 
 
 def checks(result: ReplayResult) -> tuple[Check, ...]:
-    """The counters that must be zero; payloads nobody compared are not reported as correct."""
+    """The counters that must be zero; unverified payloads are not reported as correct."""
 
     def verdict(value: int, *, checked: bool = True) -> str:
         return "FAIL" if value else "ok" if checked else "not checked"
@@ -94,7 +94,7 @@ def checks(result: ReplayResult) -> tuple[Check, ...]:
 
 
 def token_parts(result: ReplayResult) -> tuple[tuple[str, str, int], ...]:
-    """Where the input tokens came from: `(label, tone, tokens)`, together all of them."""
+    """The sources of all input tokens: `(label, tone, tokens)`."""
     hits = result["hit_tokens"]
     parts = [
         ("cached on device", "device", hits["device"]),
@@ -124,7 +124,7 @@ def served_nothing(result: ReplayResult) -> bool:
 
 
 def headline(result: ReplayResult) -> str:
-    """The number of requests replayed, and of those served if fewer."""
+    """The number of replayed requests, and of served ones if fewer."""
     of, requests = result["workload"]["requests"], result["requests"]
     served = result.get("served", requests)
     text = f"{count(requests)} of {count(of, 'request')}"
@@ -191,7 +191,7 @@ def _component_table(result: ReplayResult) -> SummaryTable:
 
 
 def _namespace_tables(result: ReplayResult) -> list[SummaryTable]:
-    """The part of each namespace, if there are some."""
+    """Counts by namespace, if there are any."""
     rows = [
         (
             name,
@@ -255,9 +255,9 @@ def _eviction_table(result: ReplayResult) -> SummaryTable:
 
 
 def _candidate_tables(result: ReplayResult) -> list[SummaryTable]:
-    """The classes of the eviction policy, if it has several, by the first thing it tells of them.
+    """The classes of the eviction policy, if it has several, by the first part of their words.
 
-    A policy may tell some dozens apart; the JSON has each.
+    A policy may have dozens; the JSON has each.
     """
     alike: dict[tuple[str, str, str], list[CandidateClass]] = {}
     for each in result.get("candidates", []):
@@ -314,7 +314,7 @@ def _scheduling_table(result: ReplayResult) -> SummaryTable:
 
 
 def _quantiles(of: Quantiles) -> tuple[str, str]:
-    """p50 and p99; dashes for values with only a mean, equal for all requests."""
+    """p50 and p99; dashes if only a mean is known, which is equal for all requests."""
     if of["p50"] == of["p99"]:
         return ABSENT, ABSENT
     return micros(of["p50"]), micros(of["p99"])

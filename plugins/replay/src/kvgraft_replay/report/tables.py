@@ -1,4 +1,4 @@
-"""The replay result as terminal tables that hold at 80 columns and without colour."""
+"""The replay result as terminal tables that fit 80 columns and need no colour."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 __all__ = ["print_headline", "print_notices", "print_table", "print_tables", "writer"]
 
 GAP = 3
-"""Columns between two columns of a table."""
+"""Spaces between two columns of a table."""
 
 LEAST_LABEL = 12
-"""Letters of a label that stay on a line."""
+"""Fewest letters of a label on a line."""
 
 UNBOUNDED = 10_000
-"""Columns nothing is as wide as."""
+"""More columns than any table has."""
 
 ASCII = str.maketrans({"–": "-", "µ": "u", "\u00a0": " "})
 VERDICT_STYLES = {"ok": "green", "FAIL": "bold red", "not checked": "yellow"}
@@ -69,7 +69,7 @@ def print_tables(result: ReplayResult, console: Console) -> None:
     zero.add_row(*cells)
     _print(console, zero, text("Checks (errors must be 0)", "bold"))
     if served_nothing(result):
-        return  # tables of nothing would hide the note
+        return  # empty tables would hide the note
     found = (*result_tables(result), *point_tables(result), *storage_tables(result))
     for table in (token_table(result), *found, cpu_table(result)):
         print_table(table, console)
@@ -98,7 +98,7 @@ def print_notices(notices: Iterable[str], console: Console) -> None:
 
 
 def print_table(table: SummaryTable, console: Console) -> None:
-    """Print one table under its title, or that it has nothing to say."""
+    """Print one table under its title, or a note that it is empty."""
     text = writer(console)
     title = text(table.title, "bold")
     if table.note:
@@ -111,7 +111,7 @@ def print_table(table: SummaryTable, console: Console) -> None:
 
 
 def writer(console: Console) -> Callable[..., Text]:
-    """Makes text of words and a style: never markup, and in ASCII where the console has no more."""
+    """Makes styled text: never from markup, and in ASCII if the console has only that."""
     ascii_only = console.options.ascii_only
 
     def text(words: str, style: str = "") -> Text:
@@ -121,10 +121,10 @@ def writer(console: Console) -> Callable[..., Text]:
 
 
 def _grid(table: SummaryTable, text: Callable[[str], Text], width: int) -> Table:
-    """A table in `width` columns, if that is possible at all.
+    """A table in `width` columns, if possible.
 
-    Where it is narrow, headings are broken up first, then labels: a row without its name says
-    nothing. A number is never folded, and cut visibly: part of one would be another number.
+    In a narrow console headings are wrapped first, then labels, since a row needs its name. A
+    number is never wrapped, and truncated only visibly, since a part of it would be another number.
     """
     grid = Table()
     rows = [[text(cell) for cell in row] for row in table.rows]
@@ -144,7 +144,7 @@ def _grid(table: SummaryTable, text: Callable[[str], Text], width: int) -> Table
 
 
 def _narrow(table: SummaryTable, width: int) -> list[int]:
-    """Widths of columns: numbers whole, then the rest, one by one."""
+    """Widths of columns: numbers first, then the others, one by one."""
     cells = list(zip(table.columns, *table.rows))
     whole = [max(map(cell_len, column)) for column in cells]
     words = [max(cell_len(w) for cell in column for w in cell.split()) for column in cells]
@@ -161,7 +161,7 @@ def _narrow(table: SummaryTable, width: int) -> list[int]:
 
 
 def _keep_whole(cells: Sequence[Text]) -> None:
-    """Never fold them; text that does not fit ends in an ellipsis."""
+    """Do not wrap these columns; text that does not fit ends in an ellipsis."""
     for cell in cells:
         cell.no_wrap, cell.overflow = True, "ellipsis"
 
