@@ -1,8 +1,8 @@
-"""The data that a model keeps per layer, read off the model itself.
+"""The data that a model keeps per layer, found by running the model.
 
-Configurations name heads, ranks and kernels in a hundred ways; a layer's entry in its cache has one
-form. So the model runs over a few tokens with transformers' own cache, and the shapes that are
-there afterwards decide which component serves which layer, with which geometry.
+Configurations name heads, ranks and kernels in many ways, but a layer's entry in its cache has one
+form. So the model runs over a few tokens with transformers' own cache. The resulting shapes decide
+which component serves which layer, with which geometry.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class LayerPlan:
     Attributes:
         index: the layer's number in the model.
         paged: component of its keys and values; None if it has none.
-        window: most recent tokens its attention sees, the new one included; None for all.
+        window: most recent tokens that its attention sees, the new one included; None for all.
         latent: whether keys and values are one row of the component's `"latent"` plane.
-        key_dim: elements of a key; where a latent row is split.
+        key_dim: elements of a key; the position at which a latent row is split.
         indexer: component of its indexer keys; None if it has none.
-        sparse: whether its keys and values stay on the host and selected rows are fetched.
+        sparse: whether its keys and values are on the host, from which selected rows are fetched.
         state: component of its recurrent state; None if it has none.
         n_convs: convolution states.
-        has_recurrent: whether it has a recurrent state beside them.
+        has_recurrent: whether it has a recurrent state as well.
     """
 
     index: int
@@ -60,12 +60,12 @@ class LayerPlan:
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """A model's layers and the components they need.
+    """A model's layers and the components that they need.
 
     Attributes:
-        layers: in the model's order, those that keep nothing included.
+        layers: the layers in order, including those that keep nothing.
         components: options by component name, without sizes.
-        own_cache: the class of cache the model insists on; None if others will do.
+        own_cache: the class of cache that the model requires; None if it accepts others.
     """
 
     layers: tuple[LayerPlan, ...]
@@ -78,14 +78,14 @@ class Architecture:
 
 
 def read_architecture(model: PreTrainedModel, *, sparse_on_host: bool) -> Architecture:
-    """The components a model needs, from one run over two tokens.
+    """The components that a model needs, from one run over two tokens.
 
     Args:
         model: a decoder with a language-model head, on any device.
         sparse_on_host: whether layers with an indexer keep keys and values on the host.
 
     Raises:
-        UnsupportedModelError: a layer, or a model, that keeps something else; it is named.
+        UnsupportedModelError: a layer or the model keeps something else; it is named.
     """
     try:
         return describe_layers(model, probe_model(model), sparse_on_host=sparse_on_host)
@@ -109,10 +109,10 @@ def describe_layers(
         model: the model.
         probe: its cache.
         sparse_on_host: whether layers with an indexer keep keys and values on the host.
-        check: refuses a layer; by default one that transformers cannot resume as well.
+        check: refuses a layer; by default also one that transformers cannot resume.
 
     Raises:
-        UnsupportedModelError: a layer that keeps something else; it is named.
+        UnsupportedModelError: a layer keeps something else; it is named.
     """
     layers, own_cache = probe
     pages: list[Pages | None] = []
@@ -167,7 +167,7 @@ def _indexer(kv: Pages | None, key: Index | None, names: dict[Geometry, str]) ->
 def _name(
     geometries: Sequence[Geometry | None],
 ) -> dict[Geometry, str]:
-    """A component name for each geometry: the package's, labelled where it has more than one."""
+    """A component name for each geometry: the package's, with a label if it has several."""
     distinct = list(dict.fromkeys(each for each in geometries if each is not None))
     names: dict[Geometry, str] = {}
     for geometry in distinct:

@@ -1,16 +1,15 @@
-"""Which of torch's attentions the passes of an engine run with.
+"""Chooses torch's attention for the passes of an engine.
 
-An engine's passes have other shapes each time: longer keys at every step, prefixes of any length.
-Two defaults are slow with that:
+Shapes differ at every pass of an engine: longer keys at every step, prefixes of any length. Two
+defaults are slow then:
 
-- cuDNN's attention builds a plan for every new shape, 64 ms each on an H200, so a decode step of
-  16 ms took 105. Passes run without it, and so with flash attention; whoever runs few shapes and
-  wants cuDNN's has it outside of the engine.
-- Behind a prefix, transformers makes a mask of queries times keys, because torch's `is_causal` sees
-  the first query at the first key; and no fast attention takes masks. Where all that a mask says is
-  that the last query stands at the last key, `EndAligned` says so instead.
+- cuDNN's attention builds a plan for every new shape, 64 ms each on an H200, so a decode step of 16
+  ms took 105 ms. Passes run without it, and so with flash attention.
+- Behind a prefix, transformers makes a mask of queries times keys, because torch's `is_causal`
+  aligns the first query with the first key, and no fast attention takes masks. If a mask only
+  aligns the last query with the last key, `EndAligned` replaces it.
 
-Everything else, such as padding and windows, keeps transformers' masks.
+Padding and windows keep transformers' masks.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ if TYPE_CHECKING:
 __all__ = ["EndAligned", "attention_of_pass", "end_aligned", "without_plans"]
 
 BASE = "sdpa"
-"""The implementation of attention whose masks these are."""
+"""The implementation of attention whose masks are replaced."""
 
 
 class _WhileAnyRuns:
-    """A setting of the process that the first pass inside changes, and the last one puts back.
+    """A setting of the process: the first pass inside changes it, the last one restores it.
 
     Engines may run in several threads.
 
     Args:
-        change: changes it; what puts it back.
+        change: changes it, and returns a function that restores it.
     """
 
     def __init__(self, change: Callable[[], Callable[[], None]]) -> None:
@@ -78,23 +77,23 @@ def _align_at_end() -> Callable[[], None]:
     functions = ALL_MASK_ATTENTION_FUNCTIONS
     before = functions[BASE]
     try:
-        del functions[BASE]  # of this registry alone: what others register goes on to count
+        del functions[BASE]  # only in this registry: entries of others stay in effect
     except KeyError:
         put_back = partial(functions.__delitem__, BASE)
     else:
         put_back = partial(functions.__setitem__, BASE, before)
-    # under the same name, by which models decide what else they do
+    # under the same name, because models decide other things by it
     functions[BASE] = partial(_mask, before)
     return put_back
 
 
 without_plans = _WhileAnyRuns(_leave_cudnn_out)
-"""Without cuDNN's attention; as it was set before, afterwards."""
+"""Disables cuDNN's attention."""
 
 end_aligned = _WhileAnyRuns(_align_at_end)
-"""Models that compute with SDPA have `EndAligned` for the masks that say the same.
+"""Gives models with SDPA `EndAligned` instead of equivalent masks.
 
-A mask is given where it hides something: none is read back to see whether it does.
+Whether a mask hides something is known without reading it back from the device.
 """
 
 
@@ -103,15 +102,15 @@ def attention_of_pass(memory: ModelMemory) -> Iterator[None]:
     """The attention of an engine's pass."""
     with ExitStack() as entered:
         entered.enter_context(without_plans)
-        if memory.device.type == "cuda":  # others have no attention that is faster without masks
+        if memory.device.type == "cuda":  # no other attention is faster without masks
             entered.enter_context(end_aligned)
         yield
 
 
 class EndAligned(CausalBias):
-    """A causal mask whose last query stands at the last key; torch's attention computes with none.
+    """A causal mask that aligns the last query with the last key, without a tensor for attention.
 
-    For everything else that a model does with it, it is the mask `bool [1, 1, n_queries, n_keys]`.
+    In all other operations it is the mask `bool [1, 1, n_queries, n_keys]`.
 
     Args:
         n_queries: the new tokens.
@@ -132,7 +131,7 @@ class EndAligned(CausalBias):
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> torch.Tensor:
-        """Attention as `CausalBias` does it; anything else with the mask itself."""
+        """Attention as `CausalBias` does it; other operations with the mask itself."""
         if func is torch.nn.functional.scaled_dot_product_attention:
             return super().__torch_function__(func, types, args, kwargs)  # type: ignore[no-any-return, no-untyped-call]
         args, kwargs = tree_map(_dense, (args, kwargs or {}))
@@ -148,7 +147,7 @@ def _dense(value: object) -> object:
 def _mask(
     base: Callable[..., Any], *, mask_function: Any, attention_mask: Any, **asked: Any
 ) -> Any:
-    """The mask of `base`, but for one that only places the last query at the last key."""
+    """The mask of `base`, unless that only aligns the last query with the last key."""
     n_queries, n_keys = asked["q_length"], asked["kv_length"]
     at_end = asked["q_offset"] + n_queries == asked.get("kv_offset", 0) + n_keys
     causal = mask_function is causal_mask_function and asked.get("allow_is_causal_skip")

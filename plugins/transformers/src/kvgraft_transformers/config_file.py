@@ -1,11 +1,11 @@
 """The components of a model that is not loaded, from its configuration file alone.
 
 The model is built on torch's device `meta`, which has shapes and no memory, and runs there over two
-tokens. So its layers are described as those of a loaded model are, whatever its size. Operators
-that ask for values get some: how tokens are routed does not change what attention keeps.
+tokens. So its layers are described like those of a loaded model, of any size. Operators that need
+values get arbitrary ones: the routing of tokens does not change what attention keeps.
 
-Nothing is computed, so a model is described here also where transformers could not resume from
-what it keeps, but another engine can.
+Nothing is computed, so this also describes models that transformers cannot resume and another
+engine can.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from kvgraft_transformers.probing import (
 __all__ = ["components_of_config"]
 
 MOST_LAYERS = 2000
-"""The deepest published models have some two hundred."""
+"""Most layers; the deepest published models have about two hundred."""
 
 NEARLY = 0.85
-"""Likeness from which on another field may have been meant; `torch_dtype` is no `dtype`."""
+"""Similarity above which another field was probably meant; `torch_dtype` is not `dtype`."""
 
 CROSS_ATTENTION = ("cross_attention", "cross_attn", "crossattention", "encoder_attn")
 """Modules of transformers whose keys come from elsewhere than the prompt."""
@@ -65,8 +65,8 @@ def components_of_config(path: str | os.PathLike[str]) -> dict[str, dict[str, An
         path: the file, or a checkpoint's directory. Weights are not read.
 
     Raises:
-        ConfigError: a file that cannot be read, or that describes no model of transformers.
-        UnsupportedModelError: a layer, or a model, that keeps something no component serves.
+        ConfigError: the file cannot be read, or it describes no model of transformers.
+        UnsupportedModelError: a layer or the model keeps something that no component serves.
 
     Keys and values have the element type that the file names, bfloat16 where it names none. Cost:
     seconds for the largest models; no memory for their weights.
@@ -97,10 +97,10 @@ def _components(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
 
 
 def _expect_even_heads(config: PretrainedConfig) -> None:
-    """Refuse heads of attention that do not share those of keys and values evenly.
+    """Refuse numbers of attention heads that key-value heads do not divide.
 
     Raises:
-        ConfigError: so.
+        ConfigError: it is refused.
     """
     names = ("num_attention_heads", "num_key_value_heads")
     heads = [each for name in names if isinstance(each := getattr(config, name, None), int)]
@@ -112,17 +112,17 @@ def _expect_even_heads(config: PretrainedConfig) -> None:
 
 
 def _expect_decoder(model: PreTrainedModel) -> None:
-    """Refuse a model in which tokens attend to those behind them, or that keeps nothing.
+    """Refuse a model whose tokens attend to later tokens, or that keeps nothing.
 
     Raises:
-        UnsupportedModelError: so.
+        UnsupportedModelError: it is refused.
     """
     attentions = [
         getattr(each, "is_causal", getattr(each, "is_decoder", None))
         for each in model.modules()
         if "attention" in type(each).__name__.lower()
     ]
-    # `causal` is of the whole model (XLM, FlauBERT), whose modules do not tell
+    # `causal` is a field of the whole model (XLM, FlauBERT); its modules do not say it
     config = model.config
     told = [*attentions, getattr(config, "causal", None)]
     told = [each for each in told if isinstance(each, bool)]
@@ -155,9 +155,9 @@ def _note_other_inputs(model: PreTrainedModel) -> None:
 
 
 class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers operators that ask for values of tensors that have none, with the shapes of some.
+    """Lets operators that need values run on tensors without values.
 
-    Where tokens are routed, one place is chosen, and all rows are in the first group.
+    If tokens are routed, one index is chosen, and all rows are in the first group.
     """
 
     def __torch_dispatch__(
@@ -185,7 +185,7 @@ class _WithoutValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _places(index: torch.Tensor | None) -> list[torch.Tensor | None]:
-    """An index as numbers: of a mask, one place."""
+    """An index as numbers; for a mask, one position."""
     if index is None or index.dtype not in (torch.bool, torch.uint8) or not index.is_meta:
         return [index]
     return [index.new_empty(min(index.numel(), 1), dtype=torch.int64) for _ in index.shape]
@@ -193,7 +193,7 @@ def _places(index: torch.Tensor | None) -> list[torch.Tensor | None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without transformers' warnings, which are about computing."""
+    """Silences transformers' warnings, which are about computing."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
@@ -222,9 +222,9 @@ def _read(path: Path) -> PretrainedConfig:
             "components instead"
         )
     try:
-        # transformers has a form of its own for infinite numbers
+        # transformers writes infinite numbers in its own form
         fields, _ = PretrainedConfig.get_config_dict(path, local_files_only=True)
-        # how weights are stored has no part in what a layer keeps
+        # the storage of weights does not change what a layer keeps
         fields.pop("quantization_config", None)
         config = CONFIG_MAPPING[kind].from_dict(fields)
     except Exception as error:
@@ -236,7 +236,7 @@ def _read(path: Path) -> PretrainedConfig:
 
 
 def _note_misspelt(path: Path, fields: Mapping[str, Any], read: type[PretrainedConfig]) -> None:
-    """Log each field that is not known, and is nearly one that is and that the file leaves out."""
+    """Log each unknown field that resembles a known one that the file lacks."""
     own = set(inspect.signature(read).parameters)
     known = own | set(inspect.signature(PretrainedConfig).parameters) | set(read.attribute_map)
     for name in sorted(set(fields) - known - set(dir(read))):
@@ -249,12 +249,12 @@ def _note_misspelt(path: Path, fields: Mapping[str, Any], read: type[PretrainedC
 
 
 def _build(config: PretrainedConfig) -> PreTrainedModel:
-    """The decoder of a configuration, without memory; that of the text where it has others."""
+    """The decoder of a configuration, without memory; the text decoder if it has several."""
     text = config.get_text_config(decoder=True)
     built, chosen = _class_for(text, config)
     _expect_layers(chosen)
     chosen._attn_implementation = "eager"
-    # the default for experts asks for one element type, and runs on no other
+    # the default for experts requires one element type
     chosen._experts_implementation = "batched_mm"
     dtype = getattr(chosen, "dtype", None) or getattr(config, "dtype", None) or torch.bfloat16
     try:
@@ -300,7 +300,7 @@ def _mapped(mapping: Any, config: PretrainedConfig) -> type[PreTrainedModel] | N
 
 
 def _own_class(config: PretrainedConfig) -> type[PreTrainedModel] | None:
-    """A model beside its configuration that no mapping names: one that predicts tokens, if any."""
+    """A model class beside its configuration that no mapping names; one that predicts tokens."""
     try:
         beside = importlib.import_module(
             type(config).__module__.replace("configuration_", "modeling_")
@@ -323,7 +323,7 @@ def _expect_layers(config: PretrainedConfig) -> None:
     """Refuse more layers than a model can have.
 
     Raises:
-        ConfigError: so.
+        ConfigError: it is refused.
     """
     n_layers = getattr(config, "num_hidden_layers", None)
     if isinstance(n_layers, int) and not 1 <= n_layers <= MOST_LAYERS:

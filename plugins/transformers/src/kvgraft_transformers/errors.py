@@ -23,7 +23,7 @@ __all__ = ["AdmissionRefusedError", "PassError", "SessionError", "UnsupportedMod
 
 
 class UnsupportedModelError(ConfigError):
-    """A model that keeps something no component serves.
+    """A model keeps something that no component serves.
 
     Attributes:
         model_type: the model's own name for its family.
@@ -35,10 +35,10 @@ class UnsupportedModelError(ConfigError):
 
 
 class AdmissionRefusedError(KvgraftError):
-    """A sequence whose slots cannot be promised now, or ever.
+    """A sequence's slots cannot be promised, now or ever.
 
     Attributes:
-        decision: admission's decision, with the pools that are short.
+        decision: the decision of admission, with the pools that are short.
         open_sessions: sessions that hold memory.
     """
 
@@ -50,13 +50,13 @@ class AdmissionRefusedError(KvgraftError):
 
 
 class SessionError(KvgraftError):
-    """A call a session cannot serve, or not in this order."""
+    """A session cannot serve a call, or not in this order."""
 
 
 class PassError(SessionError):
-    """A pass over several sessions was computed, and the cache could not take the tokens of some.
+    """A pass over several sessions was computed, but the cache could not take the tokens of some.
 
-    Those have an `error` and can only be aborted; the others go on.
+    These have an `error` and can only be aborted; the others continue.
 
     Attributes:
         output: what the model returned.

@@ -1,4 +1,4 @@
-"""Geometries of layers' data: layers with equal ones share a component's pool."""
+"""Geometries of layers' data: layers with equal geometry share a component's pool."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Geometry", "Index", "Pages", "State", "index_of", "pages_of", "state
 
 @dataclass(frozen=True, slots=True)
 class Pages:
-    """Geometry of keys and values: layers that agree in it share a pool."""
+    """Geometry of keys and values."""
 
     package: str
     window: int | None
@@ -44,7 +44,7 @@ class Pages:
                 "v_head_dim": self.value_dim,
             }
         if self.window is not None:
-            # the *next* token sees one token less of the past than the window
+            # the *next* token sees one past token less than the window
             options["window"] = max(1, self.window - 1)
         if self.package == "hisparse":
             options |= {"index_dim": self.index_dim, "index_dtype": self.index_dtype}
@@ -128,7 +128,7 @@ def pages_of(model: PreTrainedModel, layer: Any, *, sparse_on_host: bool) -> Pag
 
 
 def _latent_rank(model: PreTrainedModel) -> int | None:
-    """Elements of a latent row; None without one, or where layers differ in it."""
+    """Elements of a latent row; None without one, or if layers differ."""
     try:
         return getattr(model.config.get_text_config(decoder=True), "kv_lora_rank", None)
     except Exception:  # noqa: BLE001 - configurations of layers that differ raise errors of their own
@@ -149,7 +149,7 @@ def state_of(layer: Any) -> State | None:
         return None
     conv: tuple[int, ...] = ()
     n_convs = len(convs)
-    if len({each.shape for each in convs}) > 1:  # of unequal ones the sum of elements is told
+    if len({each.shape for each in convs}) > 1:  # of different shapes, the sum of elements
         width = min(each.shape[-1] for each in convs)
         conv, n_convs = (sum(math.prod(each.shape[1:]) for each in convs) // width, width), 1
     elif convs:
@@ -165,7 +165,7 @@ def state_of(layer: Any) -> State | None:
 
 
 def _two(shape: Sequence[int]) -> tuple[int, int]:
-    """A shape as two dimensions: a Mamba1 state has channels and no heads."""
+    """A shape in two dimensions: a Mamba1 state has channels and no heads."""
     return math.prod(shape[:-1]), shape[-1]
 
 

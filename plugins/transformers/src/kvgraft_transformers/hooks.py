@@ -1,4 +1,4 @@
-"""Hooks around a model's forward pass, which keep a session's books for every caller."""
+"""Hooks around a model's forward pass, which do a session's bookkeeping for every caller."""
 
 from __future__ import annotations
 
@@ -25,19 +25,18 @@ __all__ = ["watch_forward", "watch_generate"]
 HARMLESS = frozenset(
     {"input_ids", "attention_mask", "position_ids", "cache_position", "logits_to_keep", "labels"}
 )
-"""Tensors a model may be given with a session: checked, or without effect on cached data."""
+"""Tensors that a model accepts with a session: checked, or without effect on cached data."""
 
 OF_EVERY_TOKEN = ("output_hidden_states", "output_attentions", "output_router_logits")
-"""Outputs besides the logits that a caller may ask for, of every token of a pass."""
+"""Outputs per token, besides the logits, that a caller may ask for."""
 
 
 def watch_forward(memory: ModelMemory) -> Callable[[], None]:
-    """Run `SessionCache.begin` before and `end` after every pass that is given such a cache.
+    """Run `SessionCache.begin` before and `end` after every pass with such a cache.
 
-    A pass of which only the last token's logits are needed, as for a prompt in `generate`, is run
-    in several where a recurrent state is worth keeping on the way. Passes with another memory's
-    cache, or none, are left alone. After a pass that failed, the session is good for nothing but
-    `abort`.
+    If only the last token's logits of a pass are needed, as for a prompt in `generate`, it is
+    divided where a recurrent state is worth keeping. Passes with another memory's cache, or none,
+    are not touched. After a failed pass, the session can only be aborted.
 
     Returns: A function that removes the hooks.
     """
@@ -102,7 +101,7 @@ def watch_forward(memory: ModelMemory) -> Callable[[], None]:
 
 @contextmanager
 def _kept() -> Iterator[None]:
-    """Tensors made here can be written to later, in and out of inference mode."""
+    """Tensors made here can be written to later, inside and outside of inference mode."""
     with torch.inference_mode(False), torch.no_grad():
         yield
 
@@ -110,7 +109,7 @@ def _kept() -> Iterator[None]:
 def watch_generate(model: PreTrainedModel) -> Callable[[], None]:
     """Check the arguments of `generate` with a session, before anything is computed.
 
-    The model itself sees only the tokens behind those a session has: `generate` leaves them out.
+    The model itself sees only the new tokens, because `generate` leaves out the cached ones.
 
     Returns: A function that removes the check.
     """
@@ -131,7 +130,7 @@ def watch_generate(model: PreTrainedModel) -> Callable[[], None]:
 
     def undo() -> None:
         if vars(model).get("generate") is not watched:
-            return  # a later wrapper calls this one; it checks twice, and holds no memory
+            return  # a later wrapper calls this one: it checks twice and keeps no memory alive
         if known is None:
             del vars(model)["generate"]
         else:
@@ -141,18 +140,18 @@ def watch_generate(model: PreTrainedModel) -> Callable[[], None]:
 
 
 def _check_prompt(cache: SessionCache, prompt: object, arguments: dict[str, Any]) -> None:
-    """Refuse a prompt that is not the sessions', or more new tokens than they may hold.
+    """Refuse a prompt that is not the sessions', or more new tokens than they can hold.
 
     Raises:
-        SessionError: naming the token or the lengths.
+        SessionError: it names the token or the lengths.
     """
     for session in cache.sessions:
         session.expect_open()
     if not isinstance(prompt, torch.Tensor) or prompt.dim() != 2:
-        return  # refused by `generate` or by the pass
+        return  # `generate` or the pass refuses it
     mask = arguments.get("attention_mask")
     if isinstance(mask, torch.Tensor) and mask.shape[-1] != prompt.shape[1]:
-        return  # the new tokens alone are given, and the model sees all of them
+        return  # only new tokens are given, and the model sees all of them
     new = arguments.get("max_new_tokens")
     for session, row in zip(cache.sessions, prompt.tolist()):
         tokens = row[cache.past - session.computed :]  # without the padding
@@ -168,7 +167,7 @@ def _check_prompt(cache: SessionCache, prompt: object, arguments: dict[str, Any]
 
 
 def _wants_last_only(model: Any, kwargs: Mapping[str, Any]) -> bool:
-    """Whether a pass's output is the same for its last tokens alone."""
+    """Whether the output needs only the pass's last tokens."""
     keep = kwargs.get("logits_to_keep")
     more = any(kwargs.get(name, getattr(model.config, name, None)) for name in OF_EVERY_TOKEN)
     return isinstance(keep, int) and keep == 1 and kwargs.get("labels") is None and not more
@@ -177,7 +176,7 @@ def _wants_last_only(model: Any, kwargs: Mapping[str, Any]) -> bool:
 def _without_cached(cache: SessionCache, kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a session's first pass without the tokens that are cached.
 
-    `generate` gives models of recurrences alone, which have no positions, the whole prompt, even if
+    `generate` gives purely recurrent models, which have no positions, the whole prompt, even if
     part of it is cached.
     """
     tokens, past = kwargs.get("input_ids"), cache.past
@@ -193,12 +192,12 @@ def _without_cached(cache: SessionCache, kwargs: dict[str, Any]) -> dict[str, An
 def _split(
     kwargs: dict[str, Any], past: int, n_first: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The arguments of a pass over the first `n_first` tokens, and of one over the others.
+    """The arguments of a pass over the first `n_first` tokens, and of one over the rest.
 
     Args:
-        kwargs: of a pass over both.
-        past: columns of the batch that are computed.
-        n_first: fewer than there are.
+        kwargs: arguments of the whole pass.
+        past: computed columns of the batch.
+        n_first: fewer than all.
     """
     first, others = dict(kwargs), dict(kwargs)
     for name in ("input_ids", "position_ids", "cache_position"):
@@ -222,7 +221,7 @@ def _session_cache(kwargs: dict[str, Any]) -> SessionCache | None:
 def _check_arguments(cache: SessionCache, n_new: int, arguments: dict[str, Any]) -> None:
     """Refuse arguments that make a token's data depend on more than the tokens before it.
 
-    A request that shares the data later has the tokens alone.
+    A request that reuses the data later has only the tokens.
 
     Raises:
         SessionError: hidden tokens, other positions, or tensors that are no tokens.

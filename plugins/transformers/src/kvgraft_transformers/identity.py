@@ -1,4 +1,4 @@
-"""The identity of data in storage: all that must be equal to read another process's (S8).
+"""The identity of stored data: everything that must be equal to read another process's data (S8).
 
 Three values go into the cache's fingerprint beside page size, geometry and the tokens themselves:
 
@@ -6,7 +6,7 @@ Three values go into the cache's fingerprint beside page size, geometry and the 
     weights    every parameter and buffer: name, element type, shape, bytes
     salt       the code that computes with them: versions, processor, attention, precision
 
-A checkpoint's name or commit is none of them. It stays the same when an adapter is merged or a
+A checkpoint's name or commit is not part of it: that stays the same when an adapter is merged or a
 weight is changed, and differs between two copies of one model.
 """
 
@@ -31,10 +31,10 @@ LAYOUT = 1
 """Version of this package's layout of a model's data in pools; versions share nothing."""
 
 PIECE_NBYTES = 64 << 20
-"""Bytes of a weight that are brought to the host and hashed at a time."""
+"""Bytes of a weight that are copied to the host and hashed at a time."""
 
 NO_NUMERICS = ("_name_or_path", "architectures", "dtype", "transformers_version")
-"""Fields of a configuration that change nothing or are in the weights or the salt."""
+"""Fields of a configuration that change nothing, or are part of weights or salt."""
 
 KERNELS = (
     "causal-conv1d",
@@ -46,10 +46,10 @@ KERNELS = (
     "transformers",
     "triton",
 )
-"""Distributions whose version, or presence, decides which code a layer runs."""
+"""Distributions whose version or presence decides the code that a layer runs."""
 
 PRECISIONS = ("cuda.matmul", "cudnn.conv", "mkldnn.matmul", "mkldnn.conv")
-"""Where torch keeps how exactly float32 is multiplied."""
+"""Torch's settings for the precision of float32 products."""
 
 
 def storage_options(
@@ -58,8 +58,8 @@ def storage_options(
     """Settings of the storage tier for a model, with its identity except the weights.
 
     Args:
-        model: decides `model` where that is not given, and the first part of the `salt`.
-        given: a store's URL, or settings.
+        model: decides `model` if that is not given, and the first part of the `salt`.
+        given: a store's URL or settings.
 
     Raises:
         ConfigError: neither of them.
@@ -80,7 +80,7 @@ def storage_options(
 
 
 def name_model(model: PreTrainedModel) -> str:
-    """A model's class and a digest of its configuration, rotary scaling and quantisation in it."""
+    """A model's class and a digest of its configuration, with rotary scaling and quantisation."""
     config = model.config.to_dict()
     for field in NO_NUMERICS:
         config.pop(field, None)
@@ -100,13 +100,13 @@ def installed_version(distribution: str) -> str | None:
 def name_numerics(
     model: PreTrainedModel, version: Callable[[str], str | None] = installed_version
 ) -> str:
-    """The settings that decide how the same weights compute, except the order of sums.
+    """The settings that decide how weights compute, except the order of sums.
 
-    Threads, batches and chunks change that order alone, and are not in it.
+    Threads, batches and chunks change only that order, so they are not included.
 
     Args:
-        model: with its weights.
-        version: of each distribution with kernels.
+        model: the model with its weights.
+        version: gives the version of a distribution.
     """
     config = model.config.get_text_config(decoder=True)
     device = torch.device(model.device)
@@ -128,18 +128,18 @@ def name_numerics(
 
 
 def digest_weights(model: PreTrainedModel, piece_nbytes: int = PIECE_NBYTES) -> str:
-    """XXH3-128 over everything a model computes with; 10 GB/s a CPU core, no copy of the model.
+    """XXH3-128 over all weights and buffers; 10 GB/s per CPU core, without a copy of the model.
 
     Args:
-        model: with its weights; those on another device come to the host piece by piece.
+        model: the model; weights on another device are copied to the host piece by piece.
         piece_nbytes: bytes of a piece; the digest does not depend on it.
 
     Raises:
-        ConfigError: a weight without bytes of its own, named: on the meta device, spread over
+        ConfigError: a weight has no bytes here, and is named: on the meta device, spread over
             processes, or quantised by a package that hides them.
     """
     hashed = xxhash.xxh3_128()
-    # states of quantised layers are no parameters, frequencies of rotations are in no state
+    # states of quantised layers are no parameters; rotary frequencies are in no state dict
     tensors = {**dict(model.named_buffers()), **model.state_dict()}
     for name in sorted(tensors):
         tensor = tensors[name]
@@ -171,7 +171,7 @@ def _precisions() -> Iterator[str]:
     try:
         yield torch.get_float32_matmul_precision()
     except RuntimeError:
-        yield "mixed"  # it was set per backend, which comes now
+        yield "mixed"  # it was set per backend, as below
     for path in PRECISIONS:
         backend, operation = path.split(".")
         place = getattr(getattr(torch.backends, backend), operation, None)

@@ -1,9 +1,9 @@
-"""Cache layers over pools, which transformers' models call, one per layer of the model.
+"""Cache layers over pools for transformers' models, one per layer of the model.
 
-They subclass transformers' own layers, because models ask `isinstance`, and replace their tensors
-by rows of kvgraft's pools. New keys and values go straight into pool pages; attention reads them in
+They subclass transformers' own layers, because models check `isinstance`, and replace their tensors
+by rows of kvgraft's pools. New keys and values go directly into pool pages. Attention reads
 `[batch, heads, tokens, dim]` from working copies (`kvgraft_transformers.working`), with the values
-that transformers' dynamic layers return, so that every bit of the result is the same.
+that transformers' dynamic layers return, so every bit of the result is the same.
 """
 
 from __future__ import annotations
@@ -44,27 +44,27 @@ class _Attention:
         self._copies = [WorkingCopy(views) for views in cache.memory.views(plan)]
 
     def begin_pages(self) -> None:
-        """A forward pass begins, or has ended."""
+        """Note that a forward pass begins or has ended."""
         self._updated = False
 
     def drop_copies(self) -> None:
-        """Give the working copies back."""
+        """Release the working copies."""
         for copy in self._copies:
             copy.drop()
 
     def get_seq_length(self) -> int:
-        """Tokens before those of the running pass, and these once they are stored."""
+        """Past tokens, plus those of the running pass once they are stored."""
         return self.cache.past + (self.cache.n_new if self._updated else 0)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values; everything the new tokens may attend to.
+        """Store new keys and values; returns all that the new tokens may attend to.
 
         Args:
             key_states: `[batch, heads, n_new, key_dim]`.
             value_states: `[batch, heads, n_new, value_dim]`.
-            args: ignored, as by transformers' dynamic layers.
+            args: ignored, as in transformers' dynamic layers.
             kwargs: ignored too.
 
         Returns:
@@ -84,10 +84,10 @@ class _Attention:
 
 
 class _Window(_Attention):
-    """The same for a window: the mask covers the tokens that `update` returns."""
+    """Keys and values of a window: the mask covers the tokens that `update` returns."""
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Length and offset of the keys `update` will return for `query_length` new tokens."""
+        """Length and offset of the keys that `update` will return for `query_length` new tokens."""
         assert self.plan.window is not None
         offset = max(self.cache.past - self.plan.window + 1, 0)
         return self.cache.past - offset + query_length, offset
@@ -96,8 +96,9 @@ class _Window(_Attention):
 class _State:
     """Convolution and recurrent states of one layer, in one slot per sequence.
 
-    A single sequence's states are views of the pool, which the model writes in place; several are
-    gathered, and scattered when the pass ends. So are those of a single one with drafts.
+    The states of a single sequence are views of the pool, which the model writes in place. States
+    of several sequences are gathered, and scattered when the pass ends. So are those of a single
+    one with drafts.
     """
 
     plan: LayerPlan
@@ -127,7 +128,7 @@ class _State:
         self.begin_states()
 
     def begin_states(self) -> None:
-        """A forward pass begins: set the states it continues from."""
+        """A forward pass begins: set the states that it continues from."""
         for position in self.has_previous_state:
             self.has_previous_state[position] = self.cache.past > 0
         if not self.cache.n_new:
@@ -139,7 +140,7 @@ class _State:
             self.recurrent_states[0] = self.cache.read_states(self.plan.state, self._recurrent)
 
     def end_states(self) -> None:
-        """The pass has ended: copy its states into the pool, unless they are there already."""
+        """The pass has ended: copy its states into the pool, unless they are views of it."""
         assert self.plan.state is not None
         for position, plane in enumerate(self._convs):
             self.cache.write_states(self.plan.state, plane, self.conv_states[position])
@@ -158,7 +159,7 @@ class PagedLayer(_Attention, DynamicLayer):
 
 
 class WindowLayer(_Window, DynamicSlidingWindowLayer):
-    """Sliding-window and chunked attention; the mask tells them apart."""
+    """Sliding-window and chunked attention, which differ in their mask."""
 
     def __init__(self, plan: LayerPlan, cache: SessionCache) -> None:
         assert plan.window is not None
@@ -188,7 +189,7 @@ class SparseLayer(_Attention, DynamicIndexedLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new keys and values on the host first (H1); returns the new ones alone.
+        """Store new keys and values on the host first (H1); returns only the new ones.
 
         Attention fetches the rows that the indexer selects, in `kvgraft_transformers.sparse`.
         """
@@ -202,7 +203,7 @@ class SparseLayer(_Attention, DynamicIndexedLayer):
         return key_states, value_states
 
     def update_indexer(self, indexer_key_states: torch.Tensor) -> torch.Tensor:
-        """Store new indexer keys `[batch, n_new, dim]` on both tiers; all of them."""
+        """Store new indexer keys `[batch, n_new, dim]` on both tiers; returns all of them."""
         plan = self.plan
         assert plan.indexer is not None
         pages, offsets = self.cache.host_rows(plan.indexer)
@@ -252,7 +253,7 @@ CacheLayer: TypeAlias = (
 
 
 def build_layer(plan: LayerPlan, cache: SessionCache) -> CacheLayer | Any:
-    """The cache layer of a plan; transformers' own `DummyLayer` where nothing is kept."""
+    """The cache layer of a plan; transformers' own `DummyLayer` for a layer that keeps nothing."""
     if plan.state is not None:
         if plan.paged is None:
             return StateLayer(plan, cache)

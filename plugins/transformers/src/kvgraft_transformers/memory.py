@@ -1,4 +1,4 @@
-"""The pools behind one model: kvgraft's cache, opened for the model's data per layer."""
+"""The pools of one model: a kvgraft cache with components for the model's layers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from kvgraft_transformers.working import Views, WorkingMemory
 __all__ = ["ModelMemory", "check_chunk"]
 
 CUT_TOKENS = 128
-"""Tokens between two cuts of a prefill, at least: an extra pass costs about as much as these."""
+"""Fewest tokens between two cuts of a prefill: an extra pass costs about as much as these."""
 
 FETCH_STEP_S = 0.001
-"""Pause between two looks at a prefetch."""
+"""Pause between two polls of a prefetch."""
 
 
 class ModelMemory:
@@ -44,20 +44,20 @@ class ModelMemory:
     Args:
         model: a decoder; hooks around its forward pass are installed until `close`.
         architecture: the model's data per layer.
-        cache: opened with the components the architecture names.
-        self_check: the comparisons made before; none by default.
+        cache: a cache with the architecture's components.
+        self_check: comparisons that were made; none by default.
         working_tokens: see `open`.
 
     Attributes:
         cache: kvgraft's cache.
         self_check: the comparisons made, and whether batches may be padded.
-        layers: the component of each layer of the model.
+        layers: plans of the model's layers.
         sparse: name of the component that keeps keys and values on the host; None if none does.
-        n_sparse_layers: layers it serves.
-        running: the cache of the forward pass that is running; None between passes.
+        n_sparse_layers: layers of that component.
+        running: the cache of the running forward pass; None between passes.
         taken: the slots that an engine took for the pass it runs next, and for how many tokens of
             each session; None if that takes its own.
-        working: bounds the copies that attention reads.
+        working: bounds the working copies of attention.
 
     One thread uses it and runs the model.
     """
@@ -113,36 +113,36 @@ class ModelMemory:
         transfers: TransferEngine | None = None,
         **settings: Any,
     ) -> ModelMemory:
-        """Pools for a model, with the components its layers need.
+        """Open pools for a model, with the components that its layers need.
 
         Args:
             model: a decoder with a language-model head.
             page_size: tokens per page.
             chunk_tokens: a multiple of the page size; recurrent states are kept at its multiples,
-                so prefill in chunks of it to make prompts reusable there.
-            sparse_on_host: keep keys and values of layers with an indexer on the host and fetch
-                the rows it selects.
-            probe_tokens: most tokens of a sequence that is tried first, on small pools: in chunks,
-                behind a reused prefix, in a batch, and padded, against one pass of the plain
-                model. 0 tries nothing.
+                so prefill in such chunks to make prompts reusable there.
+            sparse_on_host: keep keys and values of layers with an indexer on the host, and fetch
+                selected rows.
+            probe_tokens: most tokens of the trial that compares small pools with one pass of the
+                plain model: in chunks, behind a reused prefix, in a batch, and padded. 0 for no
+                trial.
             working_tokens: most tokens of running batches, padding included, whose keys and values
-                are kept a second time, in the form that attention reads; beyond them they are
-                gathered from the pools in every pass, which is slower. By default as many as the
-                largest pool holds. They take memory beside the pools.
+                are kept a second time in attention's layout; beyond them they are gathered from the
+                pools in every pass, which is slower. By default as many as the largest pool holds.
+                They take memory beside the pools.
             components: options to add per component or per package, such as
                 `{"mamba": {"states": 64}}`.
             storage: a store's URL such as `"file:/var/cache/kvgraft?capacity=10GiB"`, or options
-                of `kvgraft_storage.StorageSettings`. `model` and `weights` are read off the model
-                unless they are given, the weights at 10 GB/s; versions, precision and processor
-                are always part of the `salt`, so that other numerics never share.
+                of `kvgraft_storage.StorageSettings`. `model` and `weights` are computed from the
+                model unless given, weights at 10 GB/s. Versions, precision and processor are always
+                part of the `salt`, so that different numerics never share.
             transfers: engine for copies between tiers.
             settings: of `kvgraft.CacheConfig`: `device_tokens`, `host_tokens`, `guard` and so on;
                 `cut_tokens` is 128 by default, or `chunk_tokens` where these are fewer.
 
         Raises:
-            UnsupportedModelError: the model keeps something no component serves, or says something
-                else behind a reused prefix; the layer is named where it is known.
-            ConfigError: settings that cannot work, or a store that cannot be opened.
+            UnsupportedModelError: the model keeps something that no component serves, or its output
+                differs behind a reused prefix; the layer is named if it is known.
+            ConfigError: settings cannot work, or the store cannot be opened.
         """
         _expect_model(model)
         check_chunk(chunk_tokens, page_size)
@@ -193,24 +193,23 @@ class ModelMemory:
     ) -> Session:
         """A session that is ready to run: matched, admitted, its prefix on the device.
 
-        With a storage tier it first fetches the prompt's stored data, and blocks for as long
-        as the prefetch policy says: at most `prefetch_timeout_s`, or until all available data has
-        arrived.
+        With a storage tier it first prefetches the prompt's stored data, and blocks as long as the
+        prefetch policy says: at most `prefetch_timeout_s`, or until all available data has arrived.
 
         Args:
             input_ids: the prompt, `[n]` or `[1, n]`.
-            max_new_tokens: tokens to keep slots for behind it; it cannot become longer.
+            max_new_tokens: tokens behind it to keep slots for; it cannot become longer.
             chunk_tokens: most tokens of one prefill pass; the whole prompt by default.
-            resume_at: tokens of the prompt after which others will go on differently, such as the
-                end of a system prompt: they resume there, rounded down to pages, from the second
-                one on. One position, several or None.
+            resume_at: tokens of the prompt after which other prompts will differ, such as the end
+                of a system prompt: they resume there, rounded down to pages, from the second one
+                on. One position, several or None.
             namespace: separates prompts that must not share cache: a tenant's salt, an adapter's
                 id. See `kvgraft.TokenKey`.
 
         Raises:
             AdmissionRefusedError: it does not fit; the message names the pool and the numbers.
-            ConfigError: more than one row, no token, a position that is none of the prompt, or a
-                namespace that `TokenKey` refuses.
+            ConfigError: more than one row, no token, a position outside the prompt, or a namespace
+                that `TokenKey` refuses.
         """
         tokens = _one_row(input_ids)
         self.check_tokens(tokens)
@@ -234,7 +233,7 @@ class ModelMemory:
         return session
 
     def prefetch(self, key: TokenKey) -> Prefetch | None:
-        """Ask storage for a prompt's data; returns at once. None without a storage tier.
+        """Begin to prefetch a prompt's data; returns at once. None without a storage tier.
 
         Give it to the prompt's `Session`, or `cancel` it.
 
@@ -248,7 +247,7 @@ class ModelMemory:
         self.cache.storage.cancel(prefetch)
 
     def _fetched(self, key: TokenKey) -> Prefetch | None:
-        """A prefetch the policy waits for no longer."""
+        """A prefetch that the policy no longer waits for."""
         self.cache.poll()
         prefetch = self.prefetch(key)
         try:
@@ -263,7 +262,7 @@ class ModelMemory:
         return prefetch
 
     def session_cache(self, sessions: Sequence[Session]) -> SessionCache:
-        """The model's cache for these sessions; its `arguments` name it as the model does.
+        """The model's cache for these sessions; `arguments` has it under the model's name.
 
         Args:
             sessions: admitted ones whose data has arrived, one per row of the batch.
@@ -277,7 +276,7 @@ class ModelMemory:
         """Refuse numbers that are no tokens of the model.
 
         Raises:
-            ConfigError: naming the lowest and the highest.
+            ConfigError: it names the lowest and the highest.
         """
         vocabulary = self.model.config.get_text_config(decoder=True).vocab_size
         if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
@@ -287,7 +286,7 @@ class ModelMemory:
             )
 
     def wait_for(self, session: Session) -> bool:
-        """Poll until a session's load-back has ended; whether it did within the time-out."""
+        """Poll until a session's load-back has ended; whether it ended within the time-out."""
         deadline = time.monotonic() + self.cache.config.transfer_timeout_s
         while not session.ready:
             for transfer in session.request.waits:
@@ -299,7 +298,7 @@ class ModelMemory:
         return True
 
     def _largest_pool_tokens(self) -> int:
-        """Most tokens that a pool keeps pages of; 0 for a model of states alone."""
+        """Most tokens that a pool has pages for; 0 for a model of states only."""
         pages = [
             each.component.device.capacity // each.component.slots_per_page
             for each in self.cache.mounted
@@ -309,7 +308,7 @@ class ModelMemory:
 
     @property
     def room_tokens(self) -> int:
-        """Longest sequence the pools can hold, a page of slack aside."""
+        """The longest sequence that the pools can hold, without a page of slack."""
         pages = [
             component.device.capacity // component.slots_per_page
             for component in self.cache.tree.components
@@ -337,7 +336,7 @@ class ModelMemory:
         return self.plane(component, layer, name).flatten(0, 1)
 
     def views(self, plan: LayerPlan) -> list[Views]:
-        """The planes that attention of one layer reads: of keys, of values, of an indexer."""
+        """The planes that a layer's attention reads: keys, values, indexer."""
         views = self._views.get(plan.index)
         if views is None:
             assert plan.paged is not None
@@ -386,7 +385,7 @@ def _component_options(
     chunk_tokens: int,
     extra: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, dict[str, Any]]:
-    """Options of each component: its geometry, given options, defaults that follow the model."""
+    """Options of each component: its geometry, given options, and defaults for the model."""
     options: dict[str, dict[str, Any]] = {}
     for name, geometry in architecture.components.items():
         package = name.partition("@")[0]
@@ -416,7 +415,7 @@ def check_chunk(chunk_tokens: int, page_size: int) -> None:
     """Refuse prefill chunks that do not end at page boundaries.
 
     Raises:
-        ConfigError: with the nearest size that does.
+        ConfigError: it names the nearest size that does.
     """
     sizes: dict[str, object] = {"page_size": page_size, "chunk_tokens": chunk_tokens}
     for name, value in sizes.items():
@@ -430,10 +429,10 @@ def check_chunk(chunk_tokens: int, page_size: int) -> None:
 
 
 def _check_working(working_tokens: object) -> None:
-    """Refuse a bound that is no number of tokens.
+    """Refuse a limit that is no number of tokens.
 
     Raises:
-        ConfigError: saying which values there are.
+        ConfigError: it names the allowed values.
     """
     known = isinstance(working_tokens, int) and not isinstance(working_tokens, bool)
     if working_tokens is not None and not (known and int(working_tokens) >= 0):  # type: ignore[call-overload]
@@ -444,7 +443,7 @@ def _check_working(working_tokens: object) -> None:
 
 
 def _options_by_name(components: object) -> dict[str, dict[str, Any]]:
-    """Options per component or package, as a dictionary of its own.
+    """Options per component or package, as a new dictionary.
 
     Raises:
         ConfigError: something else.
@@ -465,7 +464,7 @@ def _configure(
     settings: dict[str, Any],
     storage: str | Mapping[str, Any] | StorageSettings | None,
 ) -> CacheConfig:
-    """Settings of the cache; weights are digested once all others are known to be good."""
+    """Settings of the cache; weights are digested after all other settings were checked."""
     if storage is None:
         return parse_config(settings)
     options = storage_options(model, storage)
@@ -481,7 +480,7 @@ def _expect_model(model: object) -> None:
     """Refuse an object that is no model of transformers, such as a model's name.
 
     Raises:
-        ConfigError: saying how to load one.
+        ConfigError: it says how to load one.
     """
     if not isinstance(model, PreTrainedModel):
         raise ConfigError(

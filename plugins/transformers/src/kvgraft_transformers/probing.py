@@ -1,4 +1,4 @@
-"""A few tokens through a model, to see what its layers keep and whether it can resume."""
+"""Runs a few tokens through a model, to see what its layers keep and whether it can resume."""
 
 from __future__ import annotations
 
@@ -49,38 +49,39 @@ KNOWN_LAYERS = (
     LinearAttentionAndSlidingWindowAttentionLayer,
     DummyLayer,
 )
-"""Cache layers served here; each exactly, because a subclass keeps something more."""
+"""Supported cache layers, by exact class, because a subclass may keep more."""
 
 MAMBA1_STATE_DIMS = 3
 """A Mamba1 state is `[batch, channels, state]`; all other recurrences have heads as well."""
 
 STATE_DIMS = 4
-"""Dimensions of a recurrent state that is served: `[batch, heads, dim, state]`."""
+"""Dimensions of a supported recurrent state: `[batch, heads, dim, state]`."""
 
 CONV_DIMS = 3
-"""Dimensions of a convolution state that is served: `[batch, channels, width]`."""
+"""Dimensions of a supported convolution state: `[batch, channels, width]`."""
 
 PROBE_TOKENS = 2
 """Tokens after which shapes are read."""
 
 LONGEST_REASON = 200
-"""Characters of an exception that are repeated."""
+"""Most characters of an exception in a message."""
 
 
 CACHE_ARGUMENTS = ("cache", "past_key_values", "cache_params")
-"""Names of a model's cache: `cache`, and before transformers 5.24 `past_key_values`, or
-`cache_params` in models of recurrences alone."""
+"""Names of a model's cache argument: `cache`, or before transformers 5.24 `past_key_values`, or
+`cache_params` in purely recurrent models.
+"""
 
 NO_MEMORY = ("loss", "logits", "hidden_states", "attentions", "cross_attentions", *CACHE_ARGUMENTS)
-"""Outputs of a forward pass that are no memory of another form than transformers' caches."""
+"""Outputs of a forward pass that are no memory outside of transformers' caches."""
 
 
 class Probe(NamedTuple):
     """The cache after a pass over two tokens.
 
     Attributes:
-        layers: of the cache, as they were then.
-        own_cache: the class of cache the model insists on; None if others will do.
+        layers: the cache's layers at that time.
+        own_cache: the class of cache that the model requires; None if it accepts others.
     """
 
     layers: list[Any]
@@ -98,15 +99,15 @@ def takes_positions(model: PreTrainedModel) -> bool:
 
 
 def plain_cache(model: PreTrainedModel) -> Cache:
-    """An empty cache of transformers' own layers, of a class the model accepts."""
+    """An empty cache of transformers' own layers, of a class that the model accepts."""
     return _empty_cache(model, _own_cache(model))
 
 
 def probe_model(model: PreTrainedModel) -> Probe:
     """Run over two tokens.
 
-    Another sequence runs before it is continued, and must not be noticed: a model that keeps a
-    state outside its cache cannot resume from one.
+    Another sequence runs before the first is continued, and must have no effect: a model with a
+    state outside of its cache cannot resume from one.
     """
     if model.config.is_encoder_decoder:
         raise UnsupportedModelError(model, "is an encoder-decoder; kvgraft serves decoders")
@@ -134,7 +135,7 @@ def probe_model(model: PreTrainedModel) -> Probe:
 
 
 def probe_shapes(model: PreTrainedModel) -> Probe:
-    """Run over two tokens for the shapes alone: a model on torch's device `meta` will do.
+    """Run over two tokens only for the shapes; works for a model on torch's device `meta`.
 
     Raises:
         Exception: the model's own.
@@ -149,7 +150,7 @@ def probe_shapes(model: PreTrainedModel) -> Probe:
 
 
 def _alike(made: Any, empty: Cache) -> bool:
-    """Whether a model made a cache such as the one that it would be given."""
+    """Whether a model made a cache like the one that it would be given."""
     return type(made) is type(empty) and [_reach(each) for each in made.layers] == [
         _reach(each) for each in empty.layers
     ]
@@ -163,7 +164,7 @@ def _check_cache_argument(model: PreTrainedModel) -> None:
     """Refuse a model that keeps its keys and values elsewhere, or nowhere.
 
     Raises:
-        UnsupportedModelError: with the outputs that it returns instead.
+        UnsupportedModelError: it names the outputs that the model returns instead.
     """
     if any(_cache_arguments(model)):
         return
@@ -183,7 +184,7 @@ def _check_cache_argument(model: PreTrainedModel) -> None:
 
 
 def _cache_arguments(model: PreTrainedModel) -> Iterator[str]:
-    """Those that a model has; a few have a `cache` that is a dictionary of their own."""
+    """The cache arguments that a model has; some models have a `cache` that is a dictionary."""
     arguments = inspect.signature(model.forward).parameters
     for name in CACHE_ARGUMENTS:
         if name in arguments and "dict" not in str(arguments[name].annotation):
@@ -191,9 +192,9 @@ def _cache_arguments(model: PreTrainedModel) -> Iterator[str]:
 
 
 def _own_cache(model: PreTrainedModel) -> type[Cache] | None:
-    """The class of cache a model makes when it is given none, where that keeps lightning states.
+    """The class of cache that a model makes by itself, if that keeps lightning states.
 
-    Any other class is left to the model: it takes a dynamic cache instead, or says why not.
+    A model with another class takes a dynamic cache instead, or raises.
     """
     made = type(_run(model, None, (3,), 0).get(cache_argument(model)))
     return made if keeps_lightning_states(made) else None
@@ -217,14 +218,14 @@ def _run(model: PreTrainedModel, cache: Cache | None, tokens: Sequence[int], sta
 
 
 def _shapes(cache: Cache) -> list[Any]:
-    """The cache's layers as they are now."""
+    """Copies of the cache's layers."""
     return [copy.copy(layer) for layer in cache.layers]
 
 
 def _check_rotation(model: PreTrainedModel) -> None:
-    """Refuse rotary frequencies that follow the length of the running sequence.
+    """Refuse rotary frequencies that depend on the length of the running sequence.
 
-    Keys of a prefix would then depend on the prompt they were computed for.
+    Keys of a prefix would then depend on the whole prompt.
     """
     config = model.config.get_text_config(decoder=True)
     given = getattr(config, "rope_parameters", None) or {}
@@ -238,10 +239,10 @@ def _check_rotation(model: PreTrainedModel) -> None:
 
 
 def check_kind(model: PreTrainedModel, index: int, layer: Any) -> None:
-    """Refuse a layer whose data no component has a place for.
+    """Refuse a layer whose data no component serves.
 
     Raises:
-        UnsupportedModelError: with the layer's number and type.
+        UnsupportedModelError: it names the layer's number and type.
     """
     if type(layer) not in KNOWN_LAYERS:
         raise UnsupportedModelError(
@@ -252,10 +253,10 @@ def check_kind(model: PreTrainedModel, index: int, layer: Any) -> None:
 
 
 def check_layer(model: PreTrainedModel, index: int, layer: Any) -> None:
-    """Refuse a layer whose data no component has a place for, or that cannot resume from it.
+    """Refuse a layer whose data no component serves, or that cannot resume from it.
 
     Raises:
-        UnsupportedModelError: with the layer's number and type.
+        UnsupportedModelError: it names the layer's number and type.
     """
     check_kind(model, index, layer)
     kind = _layer_type(model, index)
@@ -290,11 +291,11 @@ def _layer_type(model: PreTrainedModel, index: int) -> str:
 
 
 def describe_failure(model: PreTrainedModel, error: BaseException) -> str:
-    """An exception of a forward pass in one line, with the deepest module that it passed through.
+    """An exception of a forward pass in one line, with the deepest module involved.
 
     Args:
-        model: whose modules are named.
-        error: with its traceback.
+        model: the model with the modules.
+        error: the exception with its traceback.
     """
     names = {module: name for name, module in model.named_modules() if name}
     place = ""
@@ -329,7 +330,7 @@ def layer_modules(model: PreTrainedModel) -> dict[str, torch.nn.Module]:
 def undisturbed(model: PreTrainedModel) -> Iterator[None]:
     """Run a model for a trial: evaluation mode, no gradients, nothing left behind.
 
-    Random generators, training modes and attributes that passes set on modules are as before.
+    Restores random generators, training modes and attributes that passes set on modules.
     """
     device = torch.device(model.device)
     devices = [device] if device.type == "cuda" else []
@@ -350,7 +351,7 @@ def undisturbed(model: PreTrainedModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def widened(model: PreTrainedModel) -> Iterator[None]:
-    """Compute with float32 copies of half-precision weights; the weights themselves stay as is."""
+    """Compute with float32 copies of half-precision weights, without changing the weights."""
     narrow = (torch.float16, torch.bfloat16)
     weights = [each for each in model.parameters() if each.dtype in narrow]
     before = [each.data for each in weights]

@@ -1,7 +1,7 @@
 """Checks that a model's output behind a reused prefix equals that of one pass, before serving.
 
-Shapes do not tell. A scan may restart at every chunk, a mask may ignore the window, positions may
-count padding. So sessions run on small pools of their own, as they will run in service, and their
+Shapes do not show everything: a scan may restart at every chunk, a mask may ignore the window,
+positions may count padding. So sessions run on small pools as they will in service, and their
 output is compared with the plain model's:
 
     chunks      0 ....|....|....|              one page each, shared at the end
@@ -9,9 +9,9 @@ output is compared with the plain model's:
     batch                              ..      beside another sequence of the same length
     padded                               .|..  beside a shorter one
 
-Sums in another order round differently. The bound is the plain model's rounding error when only the
-length of its pass changes; a sequence that exceeds it is followed by two others, because experts
-and indexers choose between near ties.
+Sums in another order round differently. The bound is the plain model's own difference between
+passes of different lengths. If a sequence exceeds it, two others are tried, because experts and
+indexers choose between near ties.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ if TYPE_CHECKING:
 __all__ = ["NOT_CHECKED", "SelfCheck", "check_reuse"]
 
 PAGE_TOKENS = 16
-"""Tokens per page and per chunk, fewer where the model's context is short."""
+"""Tokens per page and per chunk; fewer if the model's context is short."""
 
 TAIL_TOKENS = (5, 1, 1, 2, 1, 2)
 """Tokens of each pass behind the shared pages: resumed, token by token, in a batch, padded."""
 
 TRIES = 3
-"""Sequences that must all differ before a model is refused."""
+"""A model is refused if all of so many sequences differ."""
 
 AGREE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 0.03, torch.bfloat16: 0.1}
-"""Relative distance of logits, median over the tokens of a pass, that is rounding by itself."""
+"""Relative distance of logits, median over a pass, that always counts as rounding."""
 
 STATE_AGREE = 1e-3
-"""The same for a layer's recurrent state as a whole, at least; recurrences add up in float32."""
+"""The same for a layer's whole recurrent state; recurrences accumulate in float32."""
 
 NOISE, GROSS = 8.0, 0.25
-"""Multiple of the plain model's own rounding that is rounding too, and the most that ever is."""
+"""Multiple of the plain model's own rounding that still counts as rounding, and its limit."""
 
 WIDENED_AGREE = 2e-3
-"""The same for half-precision weights in float32: tables of theirs were rounded when made."""
+"""The same for half-precision weights in float32, whose tables were rounded."""
 
 WIDEN_NBYTES = 1 << 30
-"""Largest float32 copy of half-precision weights that is made to compare without their rounding."""
+"""Largest float32 copy of half-precision weights that is made for the comparison."""
 
 OpenTrial = Callable[[Architecture, int, int], "ModelMemory"]
 
@@ -102,7 +102,7 @@ class _Plan(NamedTuple):
 
 
 class _DiffersError(Exception):
-    """A trial whose answers differ from the plain model's."""
+    """The output of a trial differs from the plain model's."""
 
 
 def check_reuse(
@@ -116,16 +116,16 @@ def check_reuse(
     """Compare sessions of a model with the plain model.
 
     Args:
-        model: in evaluation mode, without gradients.
-        architecture: its data per layer.
-        open_trial: a memory for an architecture, a page size and a number of tokens.
-        sparse_on_host: as the memory will be opened.
-        probe_tokens: most tokens of a sequence; windows are compared at their edge besides, see
-            `kvgraft_transformers.window_check`.
+        model: the model, in evaluation mode, without gradients.
+        architecture: the model's data per layer.
+        open_trial: opens a memory for an architecture, a page size and a number of tokens.
+        sparse_on_host: as in the memory that will be opened.
+        probe_tokens: most tokens of a sequence; `kvgraft_transformers.window_check` also compares
+            windows at their edge.
 
     Raises:
-        UnsupportedModelError: a session's output differs, or a pass fails; the layer is named
-            where it is known.
+        UnsupportedModelError: a session's output differs, or a pass fails; the layer is named if it
+            is known.
     """
     plan = _plan(model, architecture, probe_tokens)
     if plan is None:
@@ -157,7 +157,7 @@ def check_reuse(
 def _precise_trial(
     model: PreTrainedModel, open_trial: OpenTrial, plan: _Plan, *, sparse_on_host: bool
 ) -> _Trial | None:
-    """A trial in float32; None where the model does not compute in it."""
+    """A trial in float32; None if the model cannot compute in it."""
     try:
         architecture = read_architecture(model, sparse_on_host=sparse_on_host)
     except UnsupportedModelError:
@@ -166,7 +166,7 @@ def _precise_trial(
 
 
 def _can_widen(model: PreTrainedModel) -> bool:
-    """Whether half-precision weights are few enough, and plain enough, to compute in float32."""
+    """Whether half-precision weights are few and plain enough to compute in float32."""
     narrow = {each.dtype for each in model.parameters()} & {torch.float16, torch.bfloat16}
     return (
         bool(narrow)
@@ -215,10 +215,10 @@ class _Trial:
         self._bound = self._agree
 
     def run(self) -> str | None:
-        """Compare; why padded batches differ, None if they do not.
+        """Compare; returns why padded batches differ, None if they do not.
 
         Raises:
-            _DiffersError: sessions differ from the plain model on every sequence.
+            _DiffersError: every sequence differs from the plain model.
         """
         padding: str | None = None
         for seed in range(TRIES):
@@ -289,10 +289,10 @@ class _Trial:
         )
 
     def _measure_noise(self, tokens: list[int], expected: torch.Tensor) -> None:
-        """The distance between a pass and one that is a little shorter.
+        """Measure the distance between a pass and a slightly shorter one.
 
         Raises:
-            _DiffersError: almost every token; it sees what comes behind it.
+            _DiffersError: almost every token differs, so tokens depend on later ones.
         """
         noise = 0.0
         for cut in (1, self.plan.page + 1):
@@ -315,10 +315,10 @@ class _Trial:
     def _check_states(self, tokens: list[int]) -> None:
         """Compare recurrent states after chunks with those after one pass.
 
-        A state that is lost changes itself entirely, and the model's output perhaps a little.
+        A lost state changes entirely, though the model's output may change little.
 
         Raises:
-            _DiffersError: naming the layer.
+            _DiffersError: it names the layer.
         """
         if not self.architecture.of_package("mamba"):
             return
@@ -343,14 +343,14 @@ class _Trial:
     def _plain(
         self, tokens: Sequence[int], cache: Cache | None = None, start: int = 0
     ) -> torch.Tensor:
-        """Logits of one pass with transformers' own cache or none, `[n, vocabulary]`."""
+        """Logits of one plain pass, with transformers' own cache or none, `[n, vocabulary]`."""
         more = {} if cache is None else {cache_argument(self.model): cache}
         output = _forward(self.model, [tokens], [start], use_cache=cache is not None, **more)
         logits: torch.Tensor = output.logits[0]
         return logits.float()
 
     def _first_layer(self, tokens: list[int], memory: ModelMemory) -> str:
-        """The first layer whose output in chunks differs from one pass, for the message."""
+        """The first layer whose output in chunks differs from one pass."""
         layers = layer_modules(self.model)
         with _Recorded(layers) as whole:
             self._plain(tokens[: self.plan.shared])
@@ -366,7 +366,7 @@ class _Trial:
             one, other = whole.get(name), pieces.get(name)
             if one is None or other is None or one.shape != other.shape:
                 return ""
-            last = slice(-self.plan.page, None)  # behind every window that is crossed
+            last = slice(-self.plan.page, None)  # behind every crossed window
             if float(distance_of(other[last], one[last]).median()) > self._bound:
                 return f", first behind {name}"
         return ""
@@ -382,11 +382,11 @@ class _Run:
     def __call__(
         self, row: int, group: Sequence[tuple[Session, list[int]]], n_tokens: int
     ) -> torch.Tensor:
-        """Distances of one row of a pass."""
+        """The distances of one row of a pass."""
         return self.all(group, n_tokens)[row]
 
     def all(self, group: Sequence[tuple[Session, list[int]]], n_tokens: int) -> list[torch.Tensor]:
-        """Distances of the next `n_tokens` tokens of each sequence from its one pass, by row."""
+        """Per row, distances of each sequence's next `n_tokens` tokens from its single pass."""
         memory = self._memory
         sessions = [session for session, _ in group]
         starts = [session.computed for session in sessions]
@@ -405,7 +405,7 @@ class _Run:
 
 
 class _Recorded:
-    """Outputs of modules while the block runs, `[n, hidden]` by name, passes joined."""
+    """Records outputs of modules, `[n, hidden]` by name, with passes concatenated."""
 
     def __init__(self, modules: dict[str, torch.nn.Module]) -> None:
         self._modules = modules
@@ -447,7 +447,7 @@ def distance_of(given: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 def _forward(
     model: PreTrainedModel, rows: Sequence[Sequence[int]], starts: Sequence[int], **more: Any
 ) -> Any:
-    """One pass; positions are given as `generate` gives them, where the model takes them."""
+    """Run one pass, with positions as `generate` gives them if the model takes them."""
     if takes_positions(model):
         positions = torch.tensor(starts)[:, None] + torch.arange(len(rows[0]))
         more["position_ids"] = positions.to(model.device)
@@ -463,7 +463,7 @@ def _states(layer: Any) -> Iterator[torch.Tensor]:
 
 
 def draw_tokens(model: PreTrainedModel, source: random.Random, n_tokens: int) -> list[int]:
-    """Tokens of the vocabulary, without those that mean something to the model."""
+    """Random tokens of the vocabulary, without special ones."""
     config = model.config.get_text_config(decoder=True)
     special = {*_special_tokens(config), *_special_tokens(model.config)}
     drawn: list[int] = []

@@ -1,10 +1,10 @@
-"""One sequence on its way through a model, with everything it holds in the cache.
+"""One sequence in a model, with everything that it holds in the cache.
 
     with memory.session(input_ids, max_new_tokens=64) as session:
         model.generate(input_ids, **session.cache.arguments, max_new_tokens=64)
 
-Leaving the block finishes the session, so that its data stays for others; an
-exception, or a forward pass that failed inside it, aborts it.
+Leaving the block finishes the session, so that others can reuse its data. An exception, or a failed
+forward pass in it, aborts it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,20 @@ class Session:
 
     Args:
         memory: the pools.
-        key: the prompt; grows by tokens computed beyond it.
+        key: the prompt; it grows by tokens computed beyond it.
         reserve: tokens to keep slots for behind the prompt.
         chunk: most tokens a prefill pass computes; the whole prompt by default.
         prefetch: its prefetch from storage; pages that have not arrived are given up.
-        resume_at: tokens of the prompt after which others will go on differently: one position,
-            several or None.
-        limit_tokens: longest it may become; by default as long as there is memory.
-        max_deferrals: calls of `admit` that may defer it while another session computes its prefix.
+        resume_at: tokens of the prompt after which other prompts will differ: one position, several
+            or None.
+        limit_tokens: its greatest length; by default only memory limits it.
+        max_deferrals: how many calls of `admit` may defer it while another session computes its
+            prefix.
 
     Attributes:
         request: the core's request.
-        key: tokens computed and to be computed.
-        error: why the cache could not take its last tokens; it can only be aborted then.
+        key: its tokens, computed or not.
+        error: why the cache could not take its last tokens; then it can only be aborted.
         rows_dense: of a sparse model, rows that attention over all tokens would have fetched from
             the host, over all layers and passes; compare with `swapped.rows_moved`.
     """
@@ -63,7 +64,7 @@ class Session:
         self.key = key
         self.limit_tokens = limit_tokens
         last = key.n_tokens - memory.page_size
-        # of other prompts the core keeps the last boundary by itself, as far as a cut pays
+        # for other prompts the core keeps the last boundary by itself, if a cut pays
         repeat = [last] if key.n_tokens % memory.page_size == 0 else []
         self.request = memory.cache.begin(
             key,
@@ -91,21 +92,21 @@ class Session:
     # -- getting ready
 
     def admit(self) -> Decision:
-        """Ask for the slots; a session that is not admitted can be aborted and begun again."""
+        """Admit it; a session that is not admitted can be aborted and begun again."""
         return self.memory.cache.admit(self.request)
 
     def load_back(self) -> None:
-        """Start fetching data that only the host has; `ready` says when it has arrived."""
+        """Start to load back host data; `ready` says when it has arrived."""
         self.memory.cache.load_back(self.request)
 
     @property
     def ready(self) -> bool:
-        """Whether all it resumes from has arrived, or failed to: see `load_failed`."""
+        """Whether its load-back has ended; it may have failed, see `load_failed`."""
         return self.request.ready
 
     @property
     def load_failed(self) -> bool:
-        """Whether something did not arrive; `restart` and admit it again."""
+        """Whether its load-back failed; `restart` it and admit it again."""
         return self.request.load_failed
 
     def restart(self) -> None:
@@ -124,7 +125,7 @@ class Session:
         while True:
             decision = self.admit()
             if decision.outcome is Outcome.DEFERRED:
-                # copies under way hold their source
+                # copies in flight hold their source
                 self.memory.cache.drain()
                 decision = self.admit()
             if not decision.admitted:
@@ -147,17 +148,17 @@ class Session:
 
     @property
     def cached_tokens(self) -> int:
-        """Tokens it did not have to compute."""
+        """Tokens that it did not have to compute."""
         return self.request.anchor_tokens
 
     @property
     def storage_tokens(self) -> int:
-        """Those of them that storage brought back for it, and that came from HOST."""
+        """Cached tokens that were prefetched from storage for it."""
         return self.request.storage_tokens
 
     @property
     def cache(self) -> SessionCache:
-        """The model's cache for this session alone; its `arguments` name it as the model does.
+        """The model's cache for this session alone; `arguments` has it under the model's name.
 
         Raises:
             SessionError: the session has ended.
@@ -177,7 +178,7 @@ class Session:
 
     @property
     def swapped(self) -> SwapStatistics:
-        """Rows of a sparse model that were selected: resident already, or moved to the device."""
+        """Selected rows of a sparse model: resident ones, and those moved to the device."""
         if not self._hot:
             return self._swapped
         return self._hot[0].statistics
@@ -188,7 +189,7 @@ class Session:
         """Refuse a session that has ended.
 
         Raises:
-            SessionError: it has.
+            SessionError: it has ended.
         """
         if self.ended:
             raise SessionError("the session has ended; begin another with the same tokens")
@@ -197,11 +198,11 @@ class Session:
         """Refuse other tokens than the session's.
 
         Args:
-            tokens: those from position `start` on; tokens beyond the session's may be any.
+            tokens: tokens from position `start` on; those beyond the session's are not checked.
             start: a position of the sequence.
 
         Raises:
-            SessionError: with the first that differs.
+            SessionError: it names the first that differs.
         """
         known = self.key.tokens(start, start + len(tokens)).tolist()
         if list(tokens[: len(known)]) != known:
@@ -215,7 +216,7 @@ class Session:
         """Refuse a sequence that becomes longer than was reserved.
 
         Raises:
-            SessionError: with both lengths.
+            SessionError: it names both lengths.
         """
         if self.limit_tokens is not None and n_tokens > self.limit_tokens:
             prompt = self.request.prompt
@@ -228,17 +229,17 @@ class Session:
     # -- around a forward pass; called by `SessionCache`
 
     def before_cut(self, n_tokens: int) -> int:
-        """Of the next `n_tokens` tokens, those before the first boundary that keeps a state."""
+        """How many of the next `n_tokens` tokens come before a boundary that keeps a state."""
         size, start = self.memory.page_size, self.computed
         cuts = [page * size - start for page in self.request.checkpoints]
         return min([cut for cut in cuts if 0 < cut < n_tokens], default=n_tokens)
 
     def expect_next(self, tokens: Sequence[int]) -> None:
-        """Refuse `tokens` that cannot be the next ones of the sequence.
+        """Refuse `tokens` that cannot continue the sequence.
 
         Raises:
-            SessionError: an earlier pass failed, other tokens than the session's, or more than it
-                may hold.
+            SessionError: an earlier pass failed, tokens differ from the session's, or they are too
+                many.
         """
         self._require_whole()
         start = self.computed
@@ -246,9 +247,9 @@ class Session:
         self.expect_length(start + len(tokens))
 
     def begin_step(self, tokens: Sequence[int]) -> None:
-        """The model is about to compute `tokens`, for which there is room.
+        """The model is about to compute `tokens`, whose slots are allocated.
 
-        Until `end_step` the session is in pieces: layers write their states in place.
+        Until `end_step` the session is inconsistent: layers write their states in place.
         """
         self._in_pieces = True
         start = self.computed
@@ -259,9 +260,9 @@ class Session:
             self.rows_dense += self.memory.n_sparse_layers * start
 
     def end_step(self, n_tokens: int) -> None:
-        """They are computed, and noted: share data up to the last boundary, if they passed one.
+        """The tokens are computed and noted: publish data up to the last passed boundary.
 
-        An error of the cache is the session's own from now on.
+        An error of the cache is this session's from now on.
         """
         try:
             if self.error is None and self.computed % self.memory.page_size < n_tokens:
@@ -271,9 +272,9 @@ class Session:
         self._in_pieces = self.error is not None
 
     def _read_host_pages(self, sparse: str) -> None:
-        """Tell the hot buffer where the host keeps the sequence.
+        """Give the hot buffer the host pages of the sequence.
 
-        Pages that were shared since it was told may be another request's, with the same bytes.
+        Pages that were shared meanwhile may be another request's, with the same bytes.
         """
         table = self.memory.cache.host_table(self.request, sparse)
         buffer, anchor = self.hot_buffer, self.request.receipt.anchor
@@ -295,7 +296,7 @@ class Session:
     # -- the end
 
     def finish(self) -> int:
-        """End it and leave its data to others; returns the tokens cached.
+        """End it and leave its data in the cache; returns the number of cached tokens.
 
         Raises:
             SessionError: a forward pass failed; only `abort` is left.
@@ -305,7 +306,7 @@ class Session:
         return self.memory.cache.finish(self.request)
 
     def retract(self) -> int:
-        """`finish`, to be begun again with the same key; returns the tokens cached."""
+        """Like `finish`, but it will be begun again with the same key."""
         return self.finish()
 
     def abort(self) -> None:
@@ -343,7 +344,7 @@ class Session:
 
 
 def positions(resume_at: int | Sequence[int] | None) -> list[int]:
-    """One position, several or None, as a list; whether they are any, the cache says."""
+    """One position, several or None, as a list; the cache checks them."""
     if resume_at is None:
         return []
     return list(resume_at) if isinstance(resume_at, Iterable) else [resume_at]

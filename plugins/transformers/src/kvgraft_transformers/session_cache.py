@@ -1,11 +1,11 @@
-"""The cache object transformers' models and `generate` are given: one or several sessions.
+"""The cache object for transformers' models and `generate`: one or several sessions.
 
     begin     tokens are about to be computed: slots for them
     update    each layer stores and reads (`kvgraft_transformers.layers`)
     end       they are computed: states stored, boundaries shared
 
-`begin` and `end` run from hooks around the model's forward pass, so that every caller of the model,
-`generate` included, keeps the books right at every chunk.
+Hooks around the model's forward pass call `begin` and `end`, so that bookkeeping is right for every
+caller of the model, `generate` included.
 
 Several sessions are padded on the left to the longest, as transformers' masks expect:
 
@@ -47,14 +47,14 @@ class SessionCache(Cache):
         sessions: admitted sessions whose data has arrived, one per row of the batch.
 
     Attributes:
-        n_new: tokens the running forward pass computes per session; 0 between passes.
+        n_new: tokens per session of the running forward pass; 0 between passes.
         n_drafts: the last ones of them, which `keep` may reject; of some sessions fewer.
 
     Raises:
         SessionError: one session for two rows.
     """
 
-    # whose states and pages are written in place, at addresses that change
+    # its states and pages are written in place, at addresses that change
     is_compileable = False
     is_croppable = False
 
@@ -72,7 +72,7 @@ class SessionCache(Cache):
         self._drafts: list[int] = []
         self._kept_rows: list[int] | None = None
         self._keeps = True
-        # on an accelerator a call costs more than to copy pages twice
+        # on an accelerator a call costs more than copying pages twice
         self._by_session = memory.device.type == "cpu" or len(self.sessions) == 1
         self._padding: tuple[int, ...] = ()
         self._step: Step | None = None
@@ -81,7 +81,7 @@ class SessionCache(Cache):
         self._takes_positions = takes_positions(memory.model)
         self._inputs: dict[str, torch.Tensor] = {}
         self._rows: list[list[int]] = []
-        # not super(): a class the model insists on may stand between (`lightning.accepted_as`)
+        # not super(): a class that the model requires may be between (`lightning.accepted_as`)
         Cache.__init__(self, layers=[build_layer(plan, self) for plan in memory.layers])
         self._paged = [layer for layer in self.layers if hasattr(layer, "begin_pages")]
         self._stateful = [layer for layer in self.layers if hasattr(layer, "begin_states")]
@@ -91,7 +91,7 @@ class SessionCache(Cache):
 
     @property
     def arguments(self) -> dict[str, SessionCache]:
-        """This cache under the model's name for it: what the model and `generate` are given.
+        """The argument for the model and `generate`: this cache under the model's name for it.
 
         The name is `cache`; before transformers 5.24 `past_key_values`, or `cache_params`.
         """
@@ -99,15 +99,15 @@ class SessionCache(Cache):
 
     @property
     def past(self) -> int:
-        """Tokens computed, of the longest session."""
+        """Computed tokens of the longest session."""
         return max(session.computed for session in self.sessions)
 
     # -- around a forward pass
 
     def before_cut(self, n_new: int) -> int:
-        """Number of the next `n_new` tokens to compute in one pass, so that states are kept.
+        """How many of the next `n_new` tokens to compute in one pass, so that states are kept.
 
-        All of them where no session has a resume point among them that needs a state.
+        All of them if no session has a resume point among them that needs a state.
         """
         if n_new == 1:
             return 1
@@ -116,7 +116,7 @@ class SessionCache(Cache):
     def inputs(self, n_new: int, drafts: Sequence[Sequence[int]] = ()) -> dict[str, torch.Tensor]:
         """Arguments of the model for a pass over the sessions' next `n_new` tokens.
 
-        They are the sessions' own, so that nothing of them is read back from the device.
+        They are the sessions' own tokens, so nothing is read back from the device.
 
         Args:
             n_new: tokens of each session, drafts included.
@@ -141,23 +141,23 @@ class SessionCache(Cache):
         return self._inputs
 
     def made(self, name: str, value: object) -> bool:
-        """Whether an argument of the pass that begins is what `inputs` gave for it."""
+        """Whether an argument of the beginning pass comes from `inputs`."""
         return value is not None and self._inputs.get(name) is value
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
-        """A copy that the host does not wait for: it has read `values` when this returns."""
+        """A copy without waiting; `values` may change when this returns."""
         return values.to(self.memory.device, non_blocking=True)
 
     def begin(self, tokens: torch.Tensor) -> None:
-        """Make room for tokens the model is about to compute.
+        """Make room for the tokens that the model is about to compute.
 
         Args:
             tokens: int64 `[n_sessions, n_new]`.
 
         Raises:
-            SessionError: another batch, tokens that are not the session's, or no slots left; of a
-                recurrent model some sessions that begin and some that continue; sessions of
-                different lengths where the model cannot be padded.
+            SessionError: another batch, tokens that are not the session's, or no slots left; for a
+                recurrent model some sessions begin and some continue; sessions have different
+                lengths and the model cannot be padded.
         """
         batch, n_new = tokens.shape
         if batch != len(self.sessions):
@@ -180,7 +180,7 @@ class SessionCache(Cache):
         made = self.made("input_ids", tokens)
         rows, drafts = (self._rows, self._drafts) if made else (tokens.tolist(), [])
         drafts = drafts or [0] * batch
-        self._inputs = {}  # of one pass
+        self._inputs = {}  # these are of one pass
         for session, row in zip(self.sessions, rows):
             session.expect_next(row)
         self._step = self._allocate(n_new, max(drafts))
@@ -223,9 +223,9 @@ class SessionCache(Cache):
         return step
 
     def end(self) -> None:
-        """The pass computed its tokens: they are the sessions' from now on.
+        """The pass computed its tokens: add them to the sessions.
 
-        Where there are several sessions, an error of the cache is the `error` of its session. If
+        With several sessions, an error of the cache is stored as the `error` of its session. If
         there are drafts among them, nothing counts before `keep`.
         """
         if not self.n_drafts:
@@ -256,10 +256,10 @@ class SessionCache(Cache):
             layer.begin_pages()
         if not self._keeps:
             self.release()
-        self.memory.cache.poll()  # callers of `generate` do not
+        self.memory.cache.poll()  # callers of `generate` do not do it
 
     def _note(self, sessions: Sequence[Session], kept: Sequence[int]) -> None:
-        """Tell the cache of the tokens computed; where that raises, session by session."""
+        """Report computed tokens to the cache; if that raises, session by session."""
         counts = {session: n for session, n in zip(sessions, kept) if n}
         sessions = tuple(counts)
         before = [session.computed for session in sessions]
@@ -269,7 +269,7 @@ class SessionCache(Cache):
         except KvgraftError as error:
             noted = [each for each, start in zip(sessions, before) if each.computed > start]
             if noted or len(sessions) == 1:
-                # it was raised for the last one that was noted
+                # it was raised for the last session that was noted
                 [*sessions[:1], *noted][-1].error = error
             if len(sessions) > 1:
                 for session in sessions:
@@ -277,15 +277,15 @@ class SessionCache(Cache):
                         self._note([session], [counts[session]])
 
     def release(self) -> None:
-        """Give the working copies back; a later pass gathers what it reads."""
+        """Release the working copies; a later pass gathers its tokens."""
         for layer in self._paged:
             layer.drop_copies()
         self.memory.working.release(self)
 
-    # -- calls of layers
+    # -- called by layers
 
     def columns(self, component: str, window: int | None) -> Columns:
-        """Where a paged component keeps the running pass's tokens and those they attend to."""
+        """The columns of a paged component in the running pass: new tokens and those they see."""
         if not self.n_new:
             raise SessionError(
                 "this session's model is not running it: its memory is closed, or the session "
@@ -306,7 +306,7 @@ class SessionCache(Cache):
         found: dict[int, list[Places] | torch.Tensor] = {}
 
         def read(at: int) -> list[Places] | torch.Tensor:
-            """Layers that hold the same columns read the same ones."""
+            """Layers with the same columns share them."""
             if at not in found:
                 places = self._places if self._by_session else self._token_rows
                 found[at] = places(component, step.rows, at, past)
@@ -316,10 +316,10 @@ class SessionCache(Cache):
         return Columns(first, past, past + n_new, write, read)
 
     def _places(self, component: str, rows: torch.Tensor, first: int, past: int) -> list[Places]:
-        """Places of computed columns of the padded batch, by session.
+        """The places of computed columns of the padded batch, by session.
 
         Args:
-            component: whose planes.
+            component: the component with the planes.
             rows: the sessions' rows of its page table.
             first: the first column.
             past: behind the last one.
@@ -356,7 +356,7 @@ class SessionCache(Cache):
     def _rows_of(
         self, pages: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]
     ) -> torch.Tensor:
-        """Rows of tokens, given pages by sequence; padding, before its start, reads the first."""
+        """Rows of tokens, from pages by sequence; padding before a sequence reads its first row."""
         size, positions = self.memory.page_size, positions.clip(min=0)
         found = np.take_along_axis(pages, positions // size, axis=-1) * size + positions % size
         return torch.from_numpy(found)
@@ -381,7 +381,7 @@ class SessionCache(Cache):
         return slots
 
     def _own_state(self, component: str, plane: torch.Tensor) -> torch.Tensor:
-        """The state of a single session, `[1, *shape]`, a view."""
+        """A view of a single session's state, `[1, *shape]`."""
         assert self._step is not None
         slot = self._step.state_slots[component].tolist()[0]  # on the host
         return plane[slot : slot + 1]
@@ -398,7 +398,7 @@ class SessionCache(Cache):
     def write_states(
         self, component: str, plane: torch.Tensor, states: torch.Tensor | None
     ) -> None:
-        """Bring states `[batch, *shape]` into the plane, unless they are views of it.
+        """Copy states `[batch, *shape]` into the plane, unless they are views of it.
 
         Those of sessions that rejected drafts are dropped.
         """
@@ -414,10 +414,10 @@ class SessionCache(Cache):
         if states.data_ptr() != own.data_ptr():
             own.copy_(states)
 
-    # -- calls of transformers
+    # -- called by transformers
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens computed, and those of the running pass once the layer has stored them."""
+        """Computed tokens, plus those of the running pass once the layer has stored them."""
         layer = self.layers[layer_idx] if layer_idx < len(self.layers) else None
         length = getattr(layer, "get_seq_length", None)
         return self.past if length is None else int(length())

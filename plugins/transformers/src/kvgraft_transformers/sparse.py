@@ -1,10 +1,10 @@
 """Attention over rows that are fetched when they are selected.
 
-In a layer with an indexer (DeepSeek-V3.2 and its kin) every query attends to `index_topk` tokens.
-Keys and values stay on the host, and this attention function, registered with transformers under
-the name below, brings the selected rows into the request's hot buffer and from there into a
-staging tensor of the sequence's length. Rows nobody selected stay zero there: their weight is
-exactly 0, so the result is bit for bit that of attention over all rows with the same mask.
+In a layer with an indexer (DeepSeek-V3.2 and similar models) every query attends to `index_topk`
+tokens. Keys and values stay on the host. This attention function, which is registered with
+transformers under the name below, copies selected rows into the request's hot buffer and from there
+into a staging tensor of the sequence's length. Other rows are zero there. Their weight is exactly
+0, so the result is bit for bit that of attention over all rows with the same mask.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 __all__ = ["route_sparse_attention"]
 
 NAMES = {"eager": "kvgraft_hisparse_eager", "sdpa": "kvgraft_hisparse_sdpa"}
-"""Names under which this attention is registered, by the implementation it computes with."""
+"""Registered names of this attention, by the implementation that it computes with."""
 
 ROUTE = "kvgraft_route"
-"""Attribute of an attention module: the memory it reads from and the attention it computes with."""
+"""Attribute of an attention module: the memory that it reads and its former attention."""
 
 Attention = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
 
 
 def route_sparse_attention(memory: ModelMemory) -> Callable[[], None]:
-    """Make a model's indexed layers fetch the rows they select.
+    """Make a model's indexed layers fetch the rows that they select.
 
-    Returns: A function that gives the model its former attention back.
+    Returns: A function that restores the model's former attention.
 
     Raises:
         UnsupportedModelError: an implementation other than eager or SDPA, or attention modules
@@ -82,16 +82,16 @@ def attend(
     indices: torch.Tensor,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Attention to the tokens an indexer selected.
+    """Attention to the tokens that an indexer selected.
 
     Args:
-        module: the attention module; it expands latent rows and has its layer's index.
+        module: the attention module, which expands latent rows and knows its layer.
         query: `[batch, heads, n_new, dim]`.
-        key: the new tokens' keys, or all of them where no session is running.
-        value: the same of the values.
+        key: keys of new tokens, or of all tokens if no session is running.
+        value: values, likewise.
         attention_mask: `[batch, 1, n_new, n_tokens]`, boolean or additive.
         indices: selected positions, integer `[batch, n_new, index_topk]`.
-        kwargs: for the attention this one computes with.
+        kwargs: arguments for the attention that it computes with.
     """
     memory: ModelMemory
     base: Attention
@@ -116,10 +116,10 @@ def attend(
 def _stage(
     cache: SessionCache, layer: int, wanted: torch.Tensor, n_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The selected rows in the places of their tokens, zero elsewhere.
+    """The selected rows at their tokens' positions, zero elsewhere.
 
     Args:
-        cache: of the running pass.
+        cache: the running pass's cache.
         layer: the model's layer.
         wanted: columns `[batch, n_new, k]`; -1 for none.
         n_tokens: columns of the padded batch.

@@ -1,8 +1,8 @@
-"""Models of every verified family with random weights, small enough to run anywhere.
+"""Small models of every verified family, with random weights.
 
-For tests and demonstrations: nothing is downloaded. Weights are drawn with a wide spread, and
-recurrences given a long memory, so that a lost page or state changes the model's output. With
-ordinary initialisation a state fades within a few tokens, and its loss would not show.
+They are for tests and demonstrations, and need no download. Weights have a wide spread, and
+recurrences a long memory, so that a lost page or state changes the model's output. With ordinary
+initialisation a state fades within a few tokens, and its loss would be invisible.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SPREAD = 0.1
 """Standard deviation of the weights; 0.02 is usual."""
 
 MOST_PARAMETERS = 100_000_000
-"""More are not tiny."""
+"""Most parameters of a tiny model."""
 
 DECAY, STEP = -3.0, -1.0
 """`A_log` and `dt_bias` of recurrences: a state keeps half of itself over tens of tokens."""
@@ -37,8 +37,8 @@ class TinyFamily:
 
     Attributes:
         config: differences from the common small configuration; None drops a field.
-        attention: the implementation it is run with.
-        recurrent: whether chunks of other lengths change its result beyond rounding of sums.
+        attention: the implementation of attention.
+        recurrent: whether other chunk lengths change its result beyond rounding of sums.
     """
 
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -218,17 +218,17 @@ FAMILIES: dict[str, TinyFamily] = {
 def build_tiny_model(
     family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, **config: Any
 ) -> PreTrainedModel:
-    """A model of a family with random weights, in evaluation mode, on the CPU.
+    """Build a model of a family with random weights, in evaluation mode, on the CPU.
 
     Args:
         family: a name of `FAMILIES`, or any `model_type` of transformers with `config`.
         dtype: element type of weights and caches.
-        seed: of the weights.
-        config: fields of the configuration that win over the family's.
+        seed: seed of the weights.
+        config: fields that override the family's configuration.
 
     Raises:
-        ConfigError: a family transformers does not have, or a model of more than
-            `MOST_PARAMETERS`; that is found out without taking memory.
+        ConfigError: transformers does not have the family, or the model has more than
+            `MOST_PARAMETERS`, which is checked without taking memory.
 
     Effects: seeds torch's generator and restores its state.
     """
@@ -245,7 +245,7 @@ def build_tiny_model(
     if family in FAMILIES:
         settings._attn_implementation = known.attention
     if dtype == torch.float64:
-        # grouped products of experts exist for lower precisions only
+        # grouped products of experts exist only for lower precisions
         settings._experts_implementation = "eager"
     with torch.random.fork_rng(devices=[]):
         _check_size(family, settings, dtype)
@@ -265,7 +265,7 @@ def build_tiny_model(
 def _check_size(family: str, settings: PretrainedConfig, dtype: torch.dtype) -> None:
     """Refuse a model that is not tiny, before it takes memory.
 
-    A family with models inside, as for images, leaves the fields of these at their defaults.
+    A family with inner models, as for images, keeps the default fields of these.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(settings, dtype=dtype)
@@ -282,10 +282,10 @@ def _check_size(family: str, settings: PretrainedConfig, dtype: torch.dtype) -> 
 
 
 def _draw_padding(model: PreTrainedModel) -> None:
-    """Give the padding token a meaning, since a random model says it like any other.
+    """Give the padding token an embedding, since a random model produces it like any other.
 
-    Its embedding is zero otherwise, and with it every score of an indexer: which tokens are
-    selected would be a tie, and no two ways of computing it would agree.
+    Its embedding is zero otherwise, and so is every score of an indexer. All selections would be
+    ties, and no two computations would agree.
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding) and module.padding_idx is not None:

@@ -1,4 +1,4 @@
-"""A byte-level tokenizer trained on the standard library's sources: no downloads, any text."""
+"""A byte-level tokenizer, trained on the standard library's sources without a download."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Turns between marks, as most chat models have them."""
+"""A chat template with marked turns, as in most chat models."""
 
 SPECIAL = ["<|pad|>", "<|begin|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 SOURCES = ("abc.py", "argparse.py", "ast.py", "dataclasses.py", "typing.py", "urllib/parse.py")
 
 
 def build_tiny_tokenizer(vocabulary: int = VOCABULARY) -> Any:
-    """A tokenizer for models of `build_tiny_model`, with a chat template.
+    """Build a tokenizer for models of `build_tiny_model`, with a chat template.
 
     Args:
-        vocabulary: its size; the special tokens and 256 bytes are part of it.
+        vocabulary: its size, including special tokens and 256 bytes.
 
     Takes under a second.
     """

@@ -9,11 +9,11 @@ from kvgraft import ConfigError
 __all__ = ["VERIFIED", "check_transformers"]
 
 VERIFIED = ((5, 23), (5, 24))
-"""Oldest and newest major and minor version whose cache layers and models the tests compared."""
+"""Oldest and newest minor version whose cache layers and models the tests compared."""
 
 
 def check_transformers(version: str | None = None) -> None:
-    """Refuse a transformers whose cache interface nobody has compared.
+    """Refuse a version of transformers whose cache interface was not verified.
 
     Args:
         version: the installed one by default.

@@ -1,9 +1,9 @@
-"""Masks of windows, compared at their edge however wide they are.
+"""Compares masks of windows at their edge, for any width.
 
-A token's view behind a window does not depend on the origin of the keys. So a few tokens are
-computed, and for the rest the caches claim a past of made-up keys and values,
-drawn when a layer asks for them: once all of them, as in one pass, and once those of the window,
-as a session has them. The model's own mask must make both the same.
+The effect of a mask does not depend on the origin of the keys. So only a few tokens are computed,
+behind a past of random keys and values that are drawn when a layer reads them: once the whole past,
+as in one pass, and once the window's, as in a session. With the model's own mask both results must
+be equal.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from kvgraft_transformers.probing import cache_argument, plain_cache, takes_posi
 __all__ = ["check_wide_window"]
 
 WIDEST = 1 << 15
-"""Widest window that is compared: keys and values of a layer are drawn for twice as many tokens."""
+"""Widest window that is compared: a layer draws keys and values for twice as many tokens."""
 
 NEW_TOKENS = (3, 4)
-"""Tokens computed behind the made-up past."""
+"""Tokens computed behind the random past."""
 
 FOR_SHAPES = (5, 6)
-"""Computed first, for the shapes of keys and values, and for recurrent states."""
+"""Tokens computed first, for the shapes of keys and values and for recurrent states."""
 
 
 class _MadeUp:
-    """Keys and values that nobody computed."""
+    """A layer with random keys and values as its past."""
 
     n_past: int
     keys: torch.Tensor
@@ -44,11 +44,11 @@ class _MadeUp:
         self.is_initialized = True
 
     def get_seq_length(self) -> int:
-        """The past that is claimed."""
+        """The length of the random past."""
         return self.n_past
 
     def _past(self, like: torch.Tensor, seed: int) -> torch.Tensor:
-        """`[1, heads, n_past, dim]`; larger for longer pasts, since attention averages it."""
+        """Random `[1, heads, n_past, dim]`; larger for longer pasts, since attention averages."""
         generator = torch.Generator(device=like.device).manual_seed(seed)
         shape = (*like.shape[:2], self.n_past, like.shape[-1])
         drawn = torch.randn(shape, generator=generator, device=like.device, dtype=torch.float32)
@@ -64,7 +64,7 @@ class _MadeUp:
 
 
 class _Whole(_MadeUp, DynamicLayer):
-    """All of the past, without a window."""
+    """The whole past."""
 
     def __init__(self, layer: DynamicLayer, n_past: int, seed: int) -> None:
         DynamicLayer.__init__(self)
@@ -78,7 +78,7 @@ class _Whole(_MadeUp, DynamicLayer):
 
 
 class _Windowed(_MadeUp, DynamicSlidingWindowLayer):
-    """The past that a window keeps."""
+    """Only the window's past."""
 
     def __init__(self, layer: DynamicSlidingWindowLayer, n_past: int, seed: int) -> None:
         DynamicSlidingWindowLayer.__init__(self, sliding_window=layer.sliding_window)
@@ -88,19 +88,20 @@ class _Windowed(_MadeUp, DynamicSlidingWindowLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keys and values of the window, as a session has them."""
+        """Keys and values of the window, as in a session."""
         first = max(0, self.n_past - self.sliding_window + 1)
         keys, values = self.drawn(key_states, value_states)
         return keys[..., first:, :], values[..., first:, :]
 
 
 def check_wide_window(model: PreTrainedModel, window: int, bound: float) -> None:
-    """Compare a model's output behind a window with its output where all is kept.
+    """Compare a model's output behind a window with its output behind the whole past.
 
     Args:
         model: in evaluation mode, without gradients.
-        window: tokens; nothing is compared beyond 32,768 of them, or beyond the model's context.
-        bound: relative distance of logits that is rounding.
+        window: its tokens; nothing is compared beyond 32,768 of them, or beyond the model's
+            context.
+        bound: relative distance of logits that counts as rounding.
 
     Raises:
         UnsupportedModelError: they differ.
@@ -124,7 +125,7 @@ def check_wide_window(model: PreTrainedModel, window: int, bound: float) -> None
 
 
 def _say(model: PreTrainedModel, n_past: int, *, whole: bool) -> torch.Tensor | None:
-    """Logits behind a made-up past; None where a layer keeps more than keys and values."""
+    """Logits behind a random past; None if a layer keeps more than keys and values."""
     cache = plain_cache(model)
     _run(model, cache, FOR_SHAPES, 0)
     for index, layer in enumerate(cache.layers):

@@ -1,15 +1,15 @@
-"""Working copies: what a batch's attention reads, one tensor per layer that grows in place.
+"""Working copies: tensors that a batch's attention reads, one per plane, growing in place.
 
-Pools keep tokens in pages anywhere; attention wants `[batch, heads, tokens, dim]`. Gathering all of
-it for every new token would cost up to half as much as the model does. So a batch keeps what it
-gathered, and a pass adds its new tokens:
+Pools keep tokens in scattered pages; attention needs `[batch, heads, tokens, dim]`. Gathering
+everything for every new token would cost up to half of the model's time. So a batch keeps the
+gathered tokens, and a pass adds its new ones:
 
     columns    base ...... first .......... end ........ base + capacity
                given back  what the pass reads           room for the next ones
 
-Columns are those of the padded batch; a window leaves its first ones behind. Whatever is not in the
-copy is gathered from the pool first: at the beginning, after a change of the batch's padding, and
-tokens that were computed in another batch.
+Columns are those of the padded batch; a window drops its first ones. Columns that are missing in
+the copy are gathered from the pool: at the beginning, after a change of the batch's padding, and
+for tokens that were computed in another batch.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 __all__ = ["Columns", "Places", "Views", "WorkingCopy", "WorkingMemory"]
 
 LEAST_ROOM = 64
-"""Columns kept free behind a new copy, at least; else an eighth of what it holds."""
+"""Fewest free columns behind a new copy; otherwise an eighth of its content."""
 
 
 class Views(NamedTuple):
-    """A plane of a pool.
+    """Views of a plane of a pool.
 
     Attributes:
-        rows: with a row per token, `[n_rows, heads, dim]`.
-        heads: by heads, `[heads, n_rows, dim]`.
+        rows: one row per token, `[n_rows, heads, dim]`.
+        heads: the same by heads, `[heads, n_rows, dim]`.
         pages: the same by pages, `[heads, n_slots, page_size, dim]`.
     """
 
@@ -45,7 +45,7 @@ class Views(NamedTuple):
 
     @classmethod
     def of(cls, rows: torch.Tensor, page_size: int) -> Views:
-        """Of a plane with a row per token, `[n_rows, heads, dim]`."""
+        """The views of a plane with one row per token, `[n_rows, heads, dim]`."""
         n_rows, n_heads, dim = rows.shape
         n_slots = n_rows // page_size
         heads = rows.transpose(0, 1)
@@ -53,7 +53,7 @@ class Views(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where the pool keeps the columns of one sequence, in their order.
+    """The places of one sequence's columns in the pool, in order.
 
     Attributes:
         before: rows of the columns before the first whole page, int64 `[n]`.
@@ -67,15 +67,15 @@ class Places(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """The columns that a pass reads of a component, and where the pool keeps them.
+    """The columns that a pass reads of a component, and their places in the pool.
 
     Attributes:
-        first: the first one that the new tokens may attend to.
-        past: the first new one.
-        end: behind the last new one.
+        first: the first column that new tokens may attend to.
+        past: the first new column.
+        end: the column behind the last new one.
         write: int64 `[batch * n_new]`, rows of the new tokens in the component's planes.
-        read: computed columns from a given one to `past`: by sequence, or the rows of all, int64
-            `[batch, n]`.
+        read: gives computed columns from a given one to `past`: places by sequence, or rows of all,
+            int64 `[batch, n]`.
     """
 
     first: int
@@ -86,10 +86,10 @@ class Columns(NamedTuple):
 
 
 class WorkingCopy:
-    """One plane's columns for one batch; empty until it is asked for them.
+    """One plane's columns for one batch; empty until its first use.
 
     Args:
-        views: the plane.
+        views: views of the plane.
     """
 
     def __init__(self, views: Views) -> None:
@@ -98,20 +98,20 @@ class WorkingCopy:
         self._base = self._end = 0
 
     def drop(self) -> None:
-        """Give its memory back; the next pass gathers all it reads."""
+        """Release its memory; the next pass gathers everything."""
         self._tensor = None
         self._base = self._end = 0
 
     def extend(self, columns: Columns, new: torch.Tensor) -> torch.Tensor:
-        """Store new tokens in the pool and here.
+        """Store new tokens in the pool and in the copy.
 
         Args:
-            columns: of the running pass.
+            columns: columns of the running pass.
             new: `[batch, heads, n_new, dim]`.
 
         Returns:
-            All columns of the pass, `[batch, heads, end - first, dim]`: a view, until the next
-            call.
+            All columns of the pass, `[batch, heads, end - first, dim]`: a view, valid until the
+            next call.
         """
         self._rows.index_copy_(0, columns.write, new.transpose(1, 2).flatten(0, 1))
         tensor = self._room_for(columns, new)
@@ -123,7 +123,7 @@ class WorkingCopy:
         return self._between(tensor, columns.first, columns.end)
 
     def _gather(self, found: Sequence[Places] | torch.Tensor, into: torch.Tensor) -> None:
-        """Read columns out of the pool, into `[batch, heads, n, dim]`."""
+        """Read columns from the pool into `[batch, heads, n, dim]`."""
         if isinstance(found, torch.Tensor):
             held = self._rows.index_select(0, found.flatten())
             into.copy_(held.view(*found.shape, *held.shape[1:]).transpose(1, 2))
@@ -132,7 +132,7 @@ class WorkingCopy:
             self._gather_one(places, held)
 
     def _gather_one(self, places: Places, into: torch.Tensor) -> None:
-        """Read columns of one sequence, into `[heads, n, dim]`: each page is copied once."""
+        """Read columns of one sequence into `[heads, n, dim]`; copies each page once."""
         before, pages, after = places
         first, end = len(before), into.shape[1] - len(after)
         if first:
@@ -148,7 +148,7 @@ class WorkingCopy:
         return tensor[:, :, first - self._base : end - self._base]
 
     def _room_for(self, columns: Columns, new: torch.Tensor) -> torch.Tensor:
-        """The tensor, or a larger one with what the pass still reads of it."""
+        """The tensor, or a larger one with the columns that the pass still reads."""
         former, first = self._tensor, columns.first
         if former is not None and columns.end <= self._base + former.shape[2]:
             self._end = max(self._end, first)
@@ -156,7 +156,7 @@ class WorkingCopy:
         n_columns = columns.end - first
         capacity = n_columns + max(LEAST_ROOM, n_columns // 8)
         batch, heads, _, dim = new.shape
-        with torch.inference_mode(False):  # or only passes in that mode could write to it
+        with torch.inference_mode(False):  # else only passes in inference mode could write to it
             tensor = self._rows.new_empty((batch, heads, capacity, dim))
         held = max(first, self._end)
         if former is not None and held > first:
@@ -169,8 +169,8 @@ class WorkingMemory:
     """Bounds the working copies of all batches.
 
     Args:
-        limit_tokens: most tokens they hold together, padding included; a batch beyond that gathers
-            all it reads in every pass.
+        limit_tokens: most tokens that they hold together, padding included; a batch beyond that
+            gathers everything in every pass.
     """
 
     def __init__(self, limit_tokens: int) -> None:
@@ -179,22 +179,22 @@ class WorkingMemory:
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that are held, padding included."""
+        """Held tokens, padding included."""
         return sum(self._held.values())
 
     def hold(self, cache: SessionCache, n_tokens: int) -> bool:
-        """Whether a batch may keep its copies of so many tokens behind the pass that begins."""
+        """Whether a batch may keep copies of so many tokens after the beginning pass."""
         others = self.n_tokens - self._held.get(cache, 0)
         fits = others + n_tokens <= self.limit_tokens
         self._held[cache] = n_tokens if fits else 0
         return fits
 
     def release(self, cache: SessionCache) -> None:
-        """A batch has given its copies back."""
+        """Note that a batch has released its copies."""
         self._held.pop(cache, None)
 
     def leave(self, session: Session) -> None:
-        """A session has ended, and with it the batches it was in."""
+        """Note that a session has ended, and with it its batches."""
         for cache in list(self._held):
             if session in cache.sessions:
                 cache.release()

@@ -1,4 +1,4 @@
-"""The loop around the model: one step takes in, plans, computes, hands out."""
+"""The loop around the model: a step admits requests, plans passes, computes, returns tokens."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from kvgraft_transformers.session_cache import SessionCache
 __all__ = ["Engine"]
 
 LOAD_BACK_WAIT_S = 0.05
-"""Longest wait for a load-back when nothing else can run."""
+"""Longest wait for a load-back if nothing else can run."""
 
 MOST_MISSES = 6
 """Passes in a row whose drafts were all rejected, as far as they are counted."""
 
 PAUSE_S = 0.001
-"""Pause while backups hold the pages that waiting requests need, or all wait for storage."""
+"""Pause while backups hold the pages that requests need, or all requests wait for storage."""
 
 
 class Engine:
@@ -49,7 +49,7 @@ class Engine:
     Args:
         memory: the model and its pools.
         settings: limits; defaults are for a small machine.
-        clock: seconds that never go back.
+        clock: monotonic, in seconds.
         drafter: proposes drafts where `settings.max_drafts` allows some; prompt lookup by default.
 
     Raises:
@@ -57,8 +57,8 @@ class Engine:
 
     Attributes:
         totals: counts since it was opened.
-        latencies: how long its requests waited.
-        end_tokens: those with which the model ends its answers.
+        latencies: histograms of its requests' latencies.
+        end_tokens: the model's end-of-sequence tokens.
 
     One thread calls it. A step decodes one token of every running request, or several where drafts
     are accepted, computes chunks of prompts, and waits at most 50 ms where nothing can run;
@@ -97,7 +97,7 @@ class Engine:
         drafter: Drafter | None = None,
         **memory: Any,
     ) -> Engine:
-        """An engine with a memory of its own.
+        """Open an engine with a memory of its own.
 
         Args:
             model: a decoder with a language-model head.
@@ -107,7 +107,7 @@ class Engine:
                 accelerator's loads and the model's passes are measured first, in about 20 passes.
 
         Raises:
-            UnsupportedModelError: the model keeps something no component serves; it is named.
+            UnsupportedModelError: the model keeps something that no component serves; it is named.
             ConfigError: settings that cannot work.
         """
         settings = settings or EngineSettings()
@@ -135,8 +135,8 @@ class Engine:
             memory: as for `open`.
 
         Returns:
-            None where nothing is weighed: without HOST, with a state in every load, or where the
-            model's context is too short, or small pools take none of its prompts.
+            None if nothing is weighed: without HOST, with a state in every load, if the model's
+            context is too short, or if small pools take none of its prompts.
         """
         settings = settings or EngineSettings()
         page_size = memory.get("page_size", 16)
@@ -160,11 +160,11 @@ class Engine:
     # -- requests
 
     def submit(self, request: GenerationRequest) -> Generation:
-        """Take in a request; its tokens come out of `step`.
+        """Submit a request; `step` returns its tokens.
 
         Raises:
-            ConfigError: no token, a token the model does not have, nothing to produce, more tokens
-                than page tables hold, a position to resume at that is none of the prompt, or a
+            ConfigError: no token, a token that the model does not have, nothing to produce, more
+                tokens than page tables hold, a position to resume at outside the prompt, or a
                 namespace that has no name in storage.
         """
         if not request.tokens or request.max_new_tokens < 1:
@@ -193,7 +193,7 @@ class Engine:
         return generation
 
     def abort(self, generation: Generation) -> None:
-        """Give up a request in any state; its memory is free again. Nothing if it has ended."""
+        """Abort a request in any state and free its memory; nothing if it has ended."""
         if generation.finish is not None:
             return
         self.schedule.leave(generation, finished=False)
@@ -203,7 +203,7 @@ class Engine:
     def end(self, generation: Generation) -> None:
         """End a request whose next tokens are not needed, such as behind a stop sequence.
 
-        It finishes as `STOP`, and what was computed stays cached. Nothing if it has ended.
+        It finishes as `STOP`, and its computed data stays cached. Nothing if it has ended.
         """
         if generation.finish is None and self._finish(generation, FinishReason.STOP):
             self.latencies.whole.record(self._clock() - generation.submitted_at)
@@ -215,7 +215,7 @@ class Engine:
 
     @property
     def storing(self) -> bool:
-        """Whether storage still takes something in, for which `step` must be called."""
+        """Whether data is being stored, which needs calls of `step`."""
         storage = self.memory.cache.storage
         return bool(storage and storage.n_in_flight)
 
@@ -224,9 +224,9 @@ class Engine:
     def step(self) -> list[NewToken]:
         """Compute one step's tokens; return the new tokens.
 
-        A pass of the model that fails ends its requests as `FAILED`, and an error of the cache the
-        request that it is about. An exception here is the engine's own error, or one of the cache
-        that is of no request; tokens computed before it come with the next step.
+        If a pass of the model fails, its requests end as `FAILED`; an error of the cache about one
+        request ends only that one. An exception is the engine's own error, or one of the cache that
+        concerns no single request; tokens that were computed before it come with the next step.
         """
         out, schedule = self._out, self.schedule
         self.memory.cache.poll()
@@ -249,7 +249,7 @@ class Engine:
             yield from self.step()
 
     def generate(self, requests: Iterable[GenerationRequest]) -> list[Generation]:
-        """Submit requests, run them to their end, in any order; the same ones, ended."""
+        """Submit requests and run them to their end; returns their generations in order."""
         generations = [self.submit(request) for request in requests]
         for _ in self.run():
             pass
@@ -280,13 +280,12 @@ class Engine:
         return self.drafter.propose(generation.key, most)[:most] if most > 0 else ()
 
     def _compute_alike(self, works: Iterable[Work]) -> bool:
-        """The next tokens of each request, those that may share a pass together."""
+        """Compute the next tokens of each request, with requests that can share a pass in one."""
         alike: dict[tuple[int, int], list[Work]] = {}
         for work in works:
             assert work.generation.session is not None
             computed = work.generation.session.computed
-            # passes that continue a state and passes that begin one take different paths through a
-            # model
+            # models take different code paths to begin a state and to continue one
             kind = min(computed, 1) if self.memory.self_check.padding is None else computed
             alike.setdefault((work.n_tokens, kind), []).append(work)
         for together in alike.values():
@@ -303,10 +302,10 @@ class Engine:
         if self._keeps_last:
             arguments["logits_to_keep"] = n_last
         try:
-            # a tenth less for each call of an operator, of which passes have thousands
+            # a tenth less per operator call, of which a pass has thousands
             with torch.inference_mode(), attention_of_pass(self.memory):
                 output = self.model(use_cache=True, **arguments)
-        except PassError as error:  # computed, and the cache cannot take the tokens of some
+        except PassError as error:  # computed, but the cache cannot take the tokens of some
             output = error.output
         except Exception as error:  # noqa: BLE001 - a model may raise anything; others go on
             for generation in group:
@@ -326,13 +325,13 @@ class Engine:
             self._take(group, logits[:, 0])
 
     def _cache_for(self, group: Sequence[Generation]) -> SessionCache:
-        """The cache of these sessions in this order; kept while the group stays the same."""
+        """The cache of these sessions in this order; reused while the group is the same."""
         sessions = tuple(each.session for each in group if each.session is not None)
         left: list[SessionCache] = []
         for cache in self._caches:
             if cache.sessions == sessions:
                 return cache
-            # a session is in one group; those that it left will not come back
+            # a session is in one group and does not return to former ones
             if any(each.ended or each in sessions for each in cache.sessions):
                 cache.release()
             else:
@@ -342,7 +341,7 @@ class Engine:
         return cache
 
     def _take(self, group: Sequence[Generation], logits: torch.Tensor) -> None:
-        """The next token of each request of a group whose prompt is computed."""
+        """Take the next token of each request of a group whose prompt is computed."""
         rows: list[int] = []
         for row, generation in enumerate(group):
             assert generation.session is not None
@@ -415,7 +414,7 @@ class Engine:
             return []
         try:
             return choose([group[row].sampler for row in rows], logits)
-        except RuntimeError as error:  # torch's, such as of a lost device
+        except RuntimeError as error:  # an error of torch, such as a lost device
             return [error] * len(rows)
 
     def _accept(self, generation: Generation, token: int) -> FinishReason | None:
@@ -435,7 +434,7 @@ class Engine:
             self._out.append(NewToken(generation, choice.token, finish, choice))
 
     def _finish(self, generation: Generation, finish: FinishReason) -> bool:
-        """A request is over, and its data stays cached; False where the cache cannot take it."""
+        """Finish a request; its data stays cached. False if the cache cannot take it."""
         self._catch_up(generation)
         if generation.finish is not None:
             return False
@@ -458,7 +457,7 @@ class Engine:
             self._compute([Work(generation, n_tokens)])
 
     def _record(self, generation: Generation, finish: FinishReason | None) -> None:
-        """Note the times of a token that came just now."""
+        """Record the latencies of a new token."""
         now, before, latencies = self._clock(), generation.token_at, self.latencies
         if before is None:
             latencies.first_token.record(now - generation.submitted_at)
@@ -480,9 +479,9 @@ class Engine:
         self._out.append(NewToken(generation, None, FinishReason.REJECTED))
 
     def _wait(self) -> None:
-        """Nothing can run until a copy ends: one that a request waits for, or that holds pages.
+        """Nothing can run: wait for a copy that a request needs or that holds pages.
 
-        Storage is waited for as well, but never for longer than `PAUSE_S`.
+        It waits for storage as well, but at most `PAUSE_S`.
         """
         for generation in self.schedule.loading:
             assert generation.session is not None
@@ -510,7 +509,7 @@ def _check_drafts(memory: ModelMemory, max_drafts: int) -> None:
 
 
 def _end_tokens(model: PreTrainedModel) -> frozenset[int]:
-    """The tokens a model ends its answers with."""
+    """A model's end-of-sequence tokens."""
     config = getattr(model, "generation_config", None)
     ends = getattr(config, "eos_token_id", None)
     if ends is None:

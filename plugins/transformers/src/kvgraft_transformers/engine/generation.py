@@ -19,15 +19,15 @@ class FinishReason(str, enum.Enum):
     """Why a generation ended."""
 
     STOP = "stop"
-    """It produced a token that ends it."""
+    """It produced a stop token."""
     LENGTH = "length"
-    """It produced as many tokens as asked for."""
+    """It produced as many tokens as requested."""
     ABORTED = "aborted"
-    """The caller gave it up."""
+    """The caller aborted it."""
     FAILED = "failed"
-    """The model or a copy failed; `Generation.error` says how."""
+    """The model or a copy failed; see `Generation.error`."""
     REJECTED = "rejected"
-    """It will never fit the pools; `Generation.decision` says which one is short."""
+    """It never fits the pools; see `Generation.decision`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,15 @@ class GenerationRequest:
     Attributes:
         tokens: the prompt, at least one token.
         max_new_tokens: most tokens to produce, at least one.
-        sampling: how they are chosen.
+        sampling: how tokens are sampled.
         stop_tokens: tokens that end it, besides the model's own.
-        ignore_end: go on behind the model's end-of-sequence token.
+        ignore_end: continue after the model's end-of-sequence token.
         namespace: separates requests that must not share cache.
-        priority: requests with a lower number are admitted and computed first, and make room last;
-            they interrupt no pass, and retract none to be admitted.
-        constraint: decides which tokens may come, for this request alone.
-        resume_at: tokens of the prompt after which other requests will go on differently, such as
-            the end of a system prompt; they resume there from the second one on.
+        priority: requests with a lower number are admitted and computed first, and retracted last.
+            They interrupt no pass, and no request is retracted to admit them.
+        constraint: decides which tokens are allowed, for this request only.
+        resume_at: tokens of the prompt after which other requests will differ, such as the end of a
+            system prompt; they resume there from the second one on.
     """
 
     tokens: Sequence[int]
@@ -60,13 +60,13 @@ class GenerationRequest:
 
 
 class NewToken(NamedTuple):
-    """One token of a generation; the last one carries why it is the last.
+    """One token of a generation; the last one has the finish reason.
 
     Attributes:
         generation: whose.
-        token: its id; None where a generation ended without one.
+        token: its id; None if the generation ended without one.
         finish: None while more may come.
-        choice: the token with its log-probabilities; None where a generation ended without one.
+        choice: the token with its log-probabilities; None if the generation ended without one.
     """
 
     generation: Generation
@@ -76,27 +76,27 @@ class NewToken(NamedTuple):
 
 
 class Generation:
-    """A request on its way through an engine.
+    """The progress of a request in an engine.
 
     Attributes:
         request: the request.
         prompt_tokens: length of the prompt.
         tokens: tokens produced so far.
         finish: why it ended; None while it has not.
-        cached_tokens: prompt tokens that were not computed, by its first match.
-        host_tokens: those of them that came from the host.
-        storage_tokens: those of these that storage brought there for it.
-        prefetch: its prefetch from storage while it waits; None without, and once it runs.
-        place: its place in line, once it has left that.
-        retractions: how often it made room for others.
-        decision: admission's last one.
-        deferrals_left: steps that it may still wait for pages that another computes.
+        cached_tokens: prompt tokens that were not computed, at its first match.
+        host_tokens: cached tokens that came from the host.
+        storage_tokens: host tokens that were prefetched from storage for it.
+        prefetch: its prefetch from storage while it waits; None without one, and once it runs.
+        place: its former place in the queue, once it has left it.
+        retractions: how often it was retracted.
+        decision: the last decision of admission.
+        deferrals_left: steps that it may still wait for pages that another request computes.
         error: why it failed; None otherwise.
-        submitted_at: the engine's clock when it came, in seconds.
+        submitted_at: the engine's clock at `submit`, in seconds.
         token_at: the same at its newest token; None before the first.
         misses: passes in a row that rejected all of their drafts.
         passes_to_skip: next passes without drafts.
-        session: while it holds memory.
+        session: its session while it holds memory.
     """
 
     def __init__(self, request: GenerationRequest, device: str, submitted_at: float = 0.0) -> None:
@@ -149,7 +149,7 @@ class Generation:
         return self.key.n_tokens - self.session.computed
 
     def accept(self, token: int) -> FinishReason | None:
-        """Take a new token; whether it is the last one."""
+        """Append a new token; returns whether it is the last one."""
         self.key.extend([token])
         self.tokens.append(token)
         if token in self.request.stop_tokens or self.sampler.ended:

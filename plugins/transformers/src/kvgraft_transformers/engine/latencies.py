@@ -1,4 +1,4 @@
-"""How long requests wait, as histograms that a scraper can read at any time."""
+"""Latencies of requests, as histograms that a scraper can read at any time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ BOUNDS_S = (
 
 
 class Histogram:
-    """Counts durations by bucket. One thread records, any may read.
+    """Counts durations by bucket. One thread records, any thread may read.
 
     Attributes:
         counts: durations per bucket, not cumulative; one more than there are bounds.
-        total_s: their sum, in seconds.
+        total_s: sum of the durations, in seconds.
     """
 
     __slots__ = ("counts", "total_s")
@@ -35,11 +35,11 @@ class Histogram:
 
     @property
     def n(self) -> int:
-        """Durations counted."""
+        """Number of durations."""
         return sum(self.counts)
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Buckets as Prometheus has them: each bound with the durations at or below it."""
+        """Cumulative buckets, as in Prometheus: each bound with the durations at or below it."""
         bounds = [*map(str, BOUNDS_S), "+Inf"]
         return list(zip(bounds, map(float, accumulate(self.counts))))
 
@@ -50,8 +50,8 @@ class Latencies:
     Attributes:
         queue: from `submit` until a request is admitted for the first time; the wait for storage
             is part of it.
-        load_back: from an admission until the request's prefix has arrived from the host; of those
-            that had to wait for one.
+        load_back: from an admission until the request's prefix has arrived from the host, for
+            requests with a load-back.
         first_token: from `submit` until the first token.
         between_tokens: from a request's token to its next one, retractions included.
         whole: from `submit` until the last token.

@@ -1,4 +1,4 @@
-"""Requests that wait for memory: one line for each priority."""
+"""The queue of requests that wait for memory: one FIFO for each priority."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ __all__ = ["PriorityLine"]
 
 
 class PriorityLine:
-    """Requests with a lower number of `priority` go first; equal ones as `WaitingQueue` has them.
+    """A queue with the lowest `priority` number first; equal ones are in a `WaitingQueue`.
 
-    A request is tried only when none of a lower number waits. So one that does not fit yet holds up
-    all of higher numbers until it runs, and these starve while lower numbers keep coming.
+    A request is tried only if none with a lower number waits. So one that does not fit yet blocks
+    all with higher numbers until it runs, and these starve while lower numbers keep arriving.
     """
 
     def __init__(self) -> None:
         self._lines: defaultdict[int, WaitingQueue[Generation]] = defaultdict(WaitingQueue)
 
     def __len__(self) -> int:
-        return sum(map(len, list(self._lines.values())))  # other threads ask, too
+        return sum(map(len, list(self._lines.values())))  # other threads call this, too
 
     def __iter__(self) -> Iterator[Generation]:
-        """Everyone in line, first to last."""
+        """All waiting requests, first to last."""
         for _, line in sorted(self._lines.items()):
             yield from line
 
     def append(self, generation: Generation) -> None:
-        """A new request, last of its priority; one that was in line has its place again."""
+        """Append a request, last of its priority; one that was in the queue gets its place back."""
         line = self._line_of(generation)
         if generation.place is None:
             line.append(generation)
@@ -38,14 +38,14 @@ class PriorityLine:
             line.put_back(generation.place)
 
     def round(self) -> Iterator[Generation]:
-        """The requests to try now, in order; call `take` for each that leaves the line."""
+        """The requests to try now, in order; call `take` for each that leaves the queue."""
         for _, line in sorted(self._lines.items()):
             yield from line.round()
             if line:
                 return
 
     def take(self, generation: Generation) -> None:
-        """A request leaves the line.
+        """Remove a request that leaves the queue.
 
         Raises:
             ValueError: it is not in it.

@@ -1,7 +1,7 @@
-"""The costs that load-or-recompute weighs, measured on the model that will run (R8).
+"""Measures the costs for load-or-recompute on the model that will run (R8).
 
-A pass takes as long as its launches, however few tokens it computes, until their computation takes
-longer. So short prefixes are free to compute, and no rate says so: both times are measured.
+A pass of few tokens takes the time of its kernel launches, until the computation takes longer. So
+short prefixes are free to compute, which a single rate cannot express: both times are measured.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 __all__ = ["measured_load"]
 
 REPEATS = 3
-"""Each time is the least of so many; the first, which warms up, is left out."""
+"""Each time is the minimum of so many runs, after one warm-up."""
 
 SHORT_PAGES = 4
-"""Pages of a prefix that takes no time beside its pass, and a load no time beside its start."""
+"""Pages of a prefix whose computation and load cost nothing beside their fixed costs."""
 
 MOST_BYTES_S = 1e13
-"""Where no difference shows between few bytes and many."""
+"""The rate if few and many bytes take the same time."""
 
 
 def measured_load(
     engine: Engine, clock: Callable[[], float] = time.perf_counter
 ) -> LoadModel | None:
-    """The costs of passes and of loads of an idle engine that serves nothing yet.
+    """The costs of passes and of loads, measured on an idle engine.
 
     Args:
-        engine: with pools for two passes on DEVICE and one on HOST, that always loads.
+        engine: an engine with pools for two passes on DEVICE and one on HOST, which always loads.
         clock: seconds.
 
     Returns:
-        None where the context of the model is too short to tell anything.
+        None if the model's context is too short to measure.
 
     Raises:
         KvgraftError: a prompt does not run.
@@ -95,7 +95,7 @@ def measured_load(
         times.append(least(n_tokens + page, to_host))
     cache.clear()
     more = nbytes[1] - nbytes[0]
-    byte_s = 1 / LoadModel().bandwidth_bytes_s  # of windows, which are as long behind any prefix
+    byte_s = 1 / LoadModel().bandwidth_bytes_s  # windows: as long behind any prefix
     if more > 0:
         byte_s = max((times[1] - times[0]) / more, 1 / MOST_BYTES_S)
     return LoadModel(

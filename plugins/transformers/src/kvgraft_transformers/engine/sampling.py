@@ -1,10 +1,10 @@
-"""From logits to a token: greedy, or drawn after transformers' own warpers.
+"""Samples tokens from logits: greedy, or drawn after transformers' own warpers.
 
 The order is vLLM's: penalties, the grammar, then temperature, `min_p`, `top_k` and `top_p`.
-Log-probabilities are those of the model's own logits, before all of these.
+Log-probabilities are of the model's own logits, before all of these.
 
-Rows of one pass are sampled together: nothing is read back from the device until all tokens are
-chosen, so that the host waits for it once in a pass and not once in a row.
+Rows of one pass are sampled together. Nothing is read back from the device until all tokens are
+chosen, so the host waits for the device once per pass instead of once per row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from kvgraft import SettingsModel
 __all__ = ["Choice", "Constraint", "Sampler", "Sampling", "TokenLogprob", "choose"]
 
 COLDEST = 1e-5
-"""Temperatures below divide logits into infinity; they mean the most likely token."""
+"""Lower temperatures would make logits infinite; they mean the most likely token."""
 
 
 class Sampling(SettingsModel):
@@ -38,11 +38,11 @@ class Sampling(SettingsModel):
         top_k: draw among this many most likely tokens; 0 for all.
         top_p: draw among the fewest tokens whose probabilities add up to this much.
         min_p: draw among tokens at least this many times as likely as the most likely one.
-        presence_penalty: taken off the logit of each token that was produced before.
-        frequency_penalty: taken off it for each time it was produced.
-        repetition_penalty: divides positive logits of tokens of the prompt and of those produced,
-            and multiplies negative ones; 1 for none.
-        seed: of the draws, as torch takes it; with the same seed and logits the same tokens come.
+        presence_penalty: subtracted from the logit of each token that was produced before.
+        frequency_penalty: subtracted from it for each time it was produced.
+        repetition_penalty: divides positive logits of tokens in the prompt or the output, and
+            multiplies negative ones; 1 for none.
+        seed: seed of the draws, as in torch; equal seeds and logits give equal tokens.
         logprobs: how many most likely tokens to return with their log-probabilities, beside the
             chosen one; 0 for the chosen one alone, None for none.
     """
@@ -70,8 +70,8 @@ class Choice(NamedTuple):
 
     Attributes:
         token: its id.
-        logprob: the logarithm of its probability; None where none were asked for.
-        top: the most likely tokens, best first; as many as were asked for.
+        logprob: the logarithm of its probability; None if not requested.
+        top: the most likely tokens, best first; as many as requested.
     """
 
     token: int
@@ -80,27 +80,27 @@ class Choice(NamedTuple):
 
 
 class Constraint(Protocol):
-    """Decides which tokens one answer may go on with, such as a grammar."""
+    """Decides which tokens may continue one answer, such as a grammar."""
 
     def allowed(self) -> torch.Tensor:
-        """Which tokens may come next, `bool [n]` on the CPU; those from `n` on may not."""
+        """The allowed next tokens, `bool [n]` on the CPU; tokens from `n` on are not allowed."""
 
     def accept(self, token: int) -> None:
-        """The token that came."""
+        """Note the chosen token."""
 
     @property
     def ended(self) -> bool:
-        """Whether the answer is complete and must not go on."""
+        """Whether the answer is complete and must not continue."""
 
 
 class Sampler:
     """Chooses the tokens of one request.
 
     Args:
-        sampling: how.
-        device: where the logits are.
+        sampling: its settings.
+        device: the device of the logits.
         prompt: the prompt's tokens, for `repetition_penalty`.
-        constraint: of this answer; None if any token may come.
+        constraint: this answer's constraint; None allows any token.
     """
 
     def __init__(
@@ -134,14 +134,14 @@ class Sampler:
 
     @property
     def ended(self) -> bool:
-        """Whether the constraint lets no token follow."""
+        """Whether the constraint allows no further token."""
         return self._constraint is not None and self._constraint.ended
 
     def pick(self, logits: torch.Tensor) -> Choice:
         """The next token, from logits `[vocabulary]`; later calls count it as produced.
 
         Raises:
-            ValueError: logits that are no numbers, or no token that the constraint allows.
+            ValueError: logits are not numbers, or the constraint allows no token.
         """
         (choice,) = choose([self], logits[None])
         if isinstance(choice, Exception):
@@ -150,14 +150,14 @@ class Sampler:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it takes the token of the largest logit, whatever came before."""
+        """Whether it takes the token of the largest logit, independent of earlier tokens."""
         return self._greedy and self._penalties is None and self._constraint is None
 
     def draw(self, logits: torch.Tensor) -> torch.Tensor:
         """A token, int64 `[]`, on the device of logits `[vocabulary]`; -1 if none can be drawn.
 
         Raises:
-            ValueError: no token that the constraint allows.
+            ValueError: the constraint allows no token.
         """
         scores = logits
         if self._penalties is not None:
@@ -169,13 +169,13 @@ class Sampler:
             return best.indices.masked_fill(best.values.isneginf(), -1)
         warped = self._warpers(None, scores[None].float())
         weights = torch.softmax(warped, dim=-1)[0]
-        # weights that are no numbers raise on a CPU, and end a CUDA device for the whole process
+        # weights that are not numbers raise on a CPU, and break a CUDA device for the whole process
         broken = weights.isnan().any()
         drawn = torch.multinomial(weights.masked_fill(broken, 1), 1, generator=self._generator)[0]
         return drawn.masked_fill(broken, -1)
 
     def count(self, token: int) -> None:
-        """A token came."""
+        """Count a produced token."""
         if self._penalties is not None:
             self._penalties.count(token)
         if self._constraint is not None:
@@ -190,8 +190,8 @@ def choose(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[Choice | E
         logits: `[n_rows, vocabulary]`.
 
     Returns:
-        Where a row has no token, the reason: logits that are no numbers, or no token that its
-        constraint allows.
+        For a row without a token, the reason: logits are not numbers, or its constraint allows no
+        token.
     """
     best = logits.max(dim=-1)  # NaN counts as the largest
     tokens = best.indices
@@ -208,7 +208,7 @@ def choose(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[Choice | E
         for row, sampler in enumerate(samplers)
         if sampler.sampling.logprobs is not None
     }
-    # the only reads: of tokens, and of log-probabilities where they were asked for
+    # the only reads: tokens, and log-probabilities if requested
     read = iter(torch.cat([tokens, *(top for top, _ in likely.values())]).tolist())
     chosen = [next(read) for _ in samplers]
     logprobs = iter(torch.cat([each for _, each in likely.values()]).tolist() if likely else [])
@@ -231,10 +231,10 @@ def choose(samplers: Sequence[Sampler], logits: torch.Tensor) -> list[Choice | E
 
 
 class _Penalties:
-    """Lowers the logits of tokens that came before.
+    """Lowers the logits of earlier tokens.
 
     Args:
-        sampling: has the three penalties.
+        sampling: the settings with the three penalties.
     """
 
     def __init__(self, sampling: Sampling) -> None:
@@ -253,7 +253,7 @@ class _Penalties:
         if self._produced is None or self._seen is None:
             self._produced = torch.zeros(len(logits), device=logits.device)
             self._seen = torch.zeros(len(logits), dtype=torch.bool, device=logits.device)
-            known = [token for token in prompt if token < len(logits)]  # a head may have fewer
+            known = [token for token in prompt if token < len(logits)]  # the head may have fewer
             self._seen[known] = True
         sampling = self._sampling
         scores = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -272,7 +272,7 @@ class _Penalties:
 
 
 def _only(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """The scores with all tokens ruled out but the allowed ones."""
+    """The scores with all tokens but the allowed ones at minus infinity."""
     keep = torch.zeros(len(scores), dtype=torch.bool, device=scores.device)
     known = min(len(scores), len(allowed))
     if not bool(allowed[:known].any()):
@@ -291,7 +291,7 @@ def _logprobs(
 
 
 def _no_token(logits: torch.Tensor) -> ValueError:
-    """Why no token can be chosen from logits."""
+    """The reason why no token can be chosen."""
     n_nan = int(logits.isnan().sum())
     if n_nan:
         return ValueError(f"{n_nan} of {len(logits)} logits are NaN")

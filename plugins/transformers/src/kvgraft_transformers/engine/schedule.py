@@ -1,17 +1,17 @@
-"""Decides which requests run, wait or make room.
+"""Decides which requests run, wait or are retracted.
 
     fetching ─ prefetch ready ─► waiting ─ begin, admit ─► loading ─ arrived ─► running ─► finished
        ▲                          │  ▲                                            │
        └─ storage is asked again ─┘  └─────────────── retract: no page left ──────┘
 
-A request whose prefix a running one computes is deferred: it follows that one, outside of the line
-as well, until the prefix is shared or it waited `max_deferrals` steps.
+If a running request computes the prefix of another, the other is deferred: it follows, outside of
+the queue, until the prefix is shared or it waited `max_deferrals` steps.
 
-With a storage tier a request is fetching until the prefetch policy lets it go: outside of the
-line, so that it holds up nobody. One that does not fit now gives its lease back and waits;
-`WaitingQueue` bounds how often it is overtaken by others of its priority. A running one that needs
-a page when none is left makes the youngest one of the highest number of `priority` give up its
-memory: that one's data stays as cache, so it comes back to a hit.
+With a storage tier a request is fetching until the prefetch policy releases it, also outside of the
+queue, so that it blocks nobody. A request that does not fit now releases its lease and waits;
+`WaitingQueue` bounds how often others of its priority overtake it. If a running request needs a
+page and none is left, the youngest one of the highest `priority` number is retracted: its data
+stays cached, so it hits when it comes back.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from kvgraft_transformers.session import Session
 __all__ = ["Schedule"]
 
 GiveUp = Callable[[Generation, KvgraftError], None]
-"""Ends a request for an error, which is of this one alone."""
+"""Ends one request because of an error of its own."""
 
 Propose = Callable[[Generation], Sequence[int]]
 """Drafts for a request's next pass."""
 
 RETRY_STEPS = 8
-"""Steps after which requests that did not fit are tried again although nobody ended."""
+"""Steps after which requests that did not fit are tried again, even if no request ended."""
 
 
 class Schedule:
@@ -43,16 +43,16 @@ class Schedule:
 
     Args:
         memory: the memory they share.
-        settings: how many run and how much is promised to each.
+        settings: limits of running requests and promises.
         totals: counts of events.
-        latencies: how long requests waited.
-        clock: seconds that never go back.
+        latencies: histograms of waiting times.
+        clock: monotonic, in seconds.
 
     Attributes:
-        fetching: requests that storage is asked for, in the order in which they came.
-        waiting: requests without memory, in the order in which they are tried.
+        fetching: requests whose prefetch runs, in order of arrival.
+        waiting: requests without memory, in the order of attempts.
         following: requests that wait for pages that a running one computes; they hold their leases.
-        loading: admitted requests whose prefix is on its way from the host.
+        loading: admitted requests whose load-back runs.
         running: requests the model works on, oldest first.
     """
 
@@ -85,7 +85,7 @@ class Schedule:
     # -- in
 
     def append(self, generation: Generation) -> None:
-        """A new request: last in line, as soon as storage does not keep it.
+        """Add a request; it enters the queue once its prefetch lets it.
 
         Raises:
             ConfigError: a namespace that has no name in storage.
@@ -95,7 +95,7 @@ class Schedule:
             self._pause = 0
 
     def _fetch(self, generation: Generation) -> bool:
-        """Ask storage for a request; whether it need not wait for the answer."""
+        """Begin a request's prefetch; whether the request need not wait for it."""
         generation.prefetch = self.memory.prefetch(generation.key)
         if generation.prefetch is None or generation.prefetch.ready:
             return True
@@ -103,7 +103,7 @@ class Schedule:
         return False
 
     def fetched(self) -> None:
-        """Let those into the line that storage keeps no longer."""
+        """Move requests whose prefetch releases them into the queue."""
         for generation in list(self.fetching):
             assert generation.prefetch is not None
             if not generation.prefetch.ready:
@@ -113,14 +113,14 @@ class Schedule:
             self._pause = 0
 
     def admit(self, reject: Callable[[Generation], None], give_up: GiveUp) -> None:
-        """Let waiting requests in while they fit; those first that followed another.
+        """Admit waiting requests while they fit, first those that followed another.
 
-        After a round in which none did, the next comes when memory was given back, and at the
-        latest `RETRY_STEPS` steps later: windows give pages back unannounced.
+        After a round in which none fit, the next round is when memory was released, and at the
+        latest `RETRY_STEPS` steps later, since windows release pages silently.
 
         Args:
-            reject: called with requests that never will.
-            give_up: called with requests that wait for copies which do not end, where nothing runs,
+            reject: called with requests that never fit.
+            give_up: called with requests that wait for copies that do not end while nothing runs,
                 and with those for which the cache raises.
         """
         self._follow(reject, give_up)
@@ -139,7 +139,7 @@ class Schedule:
         return len(self.loading) + len(self.running) >= min(most, self.settings.max_running)
 
     def _follow(self, reject: Callable[[Generation], None], give_up: GiveUp) -> None:
-        """Ask for those whose prefix another computes; they go on once it is there."""
+        """Admit requests that followed another, once their prefix is there."""
         back: list[Generation] = []
         for generation in list(self.following):
             if self._full:
@@ -169,7 +169,7 @@ class Schedule:
             self.waiting.append(generation)
 
     def _round(self, reject: Callable[[Generation], None], give_up: GiveUp) -> bool:
-        """Try those first in line; whether all of them left it, so that the next may be tried."""
+        """Try the first requests of the queue; whether all left it, so that others may follow."""
         all_left = True
         for generation in self.waiting.round():
             if self._full:
@@ -197,22 +197,22 @@ class Schedule:
         return all_left
 
     def _try(self, generation: Generation) -> Outcome:
-        """Begin a session and ask for its slots; without them nothing is held.
+        """Begin a session and admit it; a request that is not admitted holds nothing.
 
-        But for one that is deferred for pages that another computes: it keeps its session.
+        Only a request that is deferred for another's pages keeps its session.
         """
         reserve = min(generation.remaining, self.settings.reserve_tokens)
         prefetch = generation.prefetch
         if (
             generation.decision is None
             and reserve < generation.remaining
-            # all it may ever need must fit an empty cache, or it would be retracted for ever
+            # its whole demand must fit an empty cache, or it would be retracted forever
             and self._probe(generation, generation.remaining) is Outcome.NEVER_FITS
         ):
             return Outcome.NEVER_FITS
         if prefetch is not None:
-            # to begin gives up pages that have not arrived, and lets those that have be evicted;
-            # not for a request that goes on waiting
+            # beginning gives up pages that have not arrived, and lets arrived ones be evicted: not
+            # for a request that waits on
             outcome = self._probe(generation, reserve)
             if outcome is not Outcome.ADMITTED:
                 return outcome
@@ -235,7 +235,7 @@ class Schedule:
         return decision.outcome
 
     def _expect_room(self, generation: Generation) -> None:
-        """Refuse to wait for a request's room where copies that do not end are all that holds it.
+        """Refuse to wait for room that only copies that do not end hold.
 
         Raises:
             TransferError: they are.
@@ -246,7 +246,7 @@ class Schedule:
             raise TransferError(f"{decision}; check the transfer engine")
 
     def _start(self, generation: Generation) -> None:
-        """Start an admitted request: load back what only the host has, then run it."""
+        """Start an admitted request: load back its host data, then run it."""
         now = generation.loading_since = self._clock()
         if not generation.was_admitted:
             generation.was_admitted = True
@@ -255,14 +255,14 @@ class Schedule:
         self.loading.append(generation)
 
     def _give_back(self, generation: Generation) -> None:
-        """End a session that was not admitted, and keep the deferrals that it has left."""
+        """End a session that was not admitted, and keep its remaining deferrals."""
         session, generation.session = generation.session, None
         assert session is not None
         generation.deferrals_left = session.request.deferrals_left
         session.abort()
 
     def _probe(self, generation: Generation, reserve: int) -> Outcome:
-        """The answer that admission would give; holds nothing and ends no prefetch."""
+        """The decision that admission would make; holds nothing and ends no prefetch."""
         session = self._begin(generation, reserve)
         decision = generation.decision = session.admit()
         session.abort()
@@ -287,7 +287,7 @@ class Schedule:
         )
 
     def _note_hit(self, generation: Generation, session: Session) -> None:
-        """Note the tokens that the request need not compute: those it began to run with."""
+        """Note the tokens that the request did not have to compute when it began to run."""
         if generation.cached_tokens is not None:
             return
         generation.cached_tokens = session.cached_tokens
@@ -301,11 +301,11 @@ class Schedule:
     def arrived(self, give_up: GiveUp) -> None:
         """Move requests whose prefix has arrived to the running ones.
 
-        Where it failed to arrive, resume from the data on the device alone (R5).
+        If it failed to arrive, resume from the data on the device (R5).
 
         Args:
-            give_up: called with requests whose copies do not end in the cache's time, and with
-                those for which the cache raises.
+            give_up: called with requests whose copies exceed the cache's time-out, and with those
+                for which the cache raises.
         """
         limit_s = self.memory.cache.config.transfer_timeout_s
         deadline = self._clock() - limit_s
@@ -335,7 +335,7 @@ class Schedule:
                 self.waiting.append(generation)
 
     def _load_again(self, generation: Generation, session: Session) -> bool:
-        """Begin a request anew whose prefix failed to arrive; whether it is admitted again."""
+        """Restart a request whose prefix failed to arrive; whether it is admitted again."""
         session.restart()
         decision = generation.decision = session.admit()
         if decision.admitted:
@@ -343,7 +343,7 @@ class Schedule:
         return decision.admitted
 
     def _forget(self, generation: Generation) -> None:
-        """Cancel a request's prefetch, which no request needs any more."""
+        """Cancel a request's prefetch, which is no longer needed."""
         prefetch, generation.prefetch = generation.prefetch, None
         if prefetch is not None:
             self.memory.cancel(prefetch)
@@ -421,7 +421,7 @@ class Schedule:
         return planned
 
     def _step_alone(self, short: list[Generation], give_up: GiveUp) -> list[Request]:
-        """Slots for each request by itself, as a step of them all raised; those without room."""
+        """Allocate per request after a common step raised; returns those without room."""
         refused: list[Request] = []
         for generation in short:
             assert generation.session is not None
@@ -441,14 +441,14 @@ class Schedule:
         return sorted(requests, key=lambda each: (each.request.priority, each.arrived))
 
     def prefilling(self, budget_tokens: int, give_up: GiveUp) -> Iterator[Work]:
-        """Running requests with a chunk of their prompt to compute, each with its slots.
+        """Running requests with a chunk of their prompt to compute, with its slots allocated.
 
-        One whose chunk would be shorter for the others' in this step waits for the next one: chunks
-        of unlike lengths take a pass each, and so would its rest.
+        A request whose chunk the budget would shorten waits for the next step: chunks of different
+        lengths need separate passes, and so would its rest.
 
         Args:
             budget_tokens: most tokens over all of them.
-            give_up: called with requests whose slots the cache fails to give.
+            give_up: called with requests for which the cache raises.
         """
         cache, first = self.memory.cache, True
         for generation in self._by_priority(each for each in self.running if not each.prefilled):
@@ -469,7 +469,7 @@ class Schedule:
                 yield Work(generation, n_tokens)
 
     def retract(self, generation: Generation) -> None:
-        """Take a running request's memory and let it wait; its data stays as cache.
+        """Retract a running request and let it wait; its data stays cached.
 
         Raises:
             KvgraftError: the cache cannot take its data; it still runs.
@@ -487,12 +487,12 @@ class Schedule:
     # -- out
 
     def leave(self, generation: Generation, *, finished: bool) -> None:
-        """A request is over: its memory goes to the tree if it finished, or is freed.
+        """End a request: its data goes to the tree if it finished; otherwise its memory is freed.
 
         Raises:
             KvgraftError: the cache cannot take its data; it still runs.
         """
-        gives = finished and generation not in self.following  # those have nothing computed
+        gives = finished and generation not in self.following  # these have computed nothing
         if gives and generation.session is not None:
             generation.session.finish()
         session, generation.session = generation.session, None

@@ -15,14 +15,14 @@ class EngineSettings(SettingsModel):
     """Limits of one engine.
 
     Attributes:
-        max_running: requests that hold memory at a time; no more than the `max_requests` of the
-            cache, where that is given.
+        max_running: most requests that hold memory at a time; at most the cache's `max_requests`,
+            if given.
         chunk_tokens: prompt tokens of one request that admission promises for a pass; a pass takes
-            more of them, up to `step_tokens`, where the pools have room.
+            more, up to `step_tokens`, if the pools have room.
         step_tokens: most tokens over all requests in one step.
         reserve_tokens: decode tokens promised at admission; beyond them a request may be retracted.
-        max_deferrals: steps that a request waits, at most, while a running one computes pages that
-            it would resume from; 0 lets each compute its own.
+        max_deferrals: most steps that a request waits while a running one computes pages that it
+            would resume from; with 0 each computes its own.
         max_drafts: most drafts of a request that a pass verifies, found by prompt lookup; 0 for
             none. No more than the `max_drafts` of the cache.
     """
@@ -40,26 +40,26 @@ class EngineTotals:
     """Counts since the engine was opened.
 
     Attributes:
-        requests: submitted.
+        requests: submitted requests.
         finished: ended by a stop token or their length.
-        aborted: given up by the caller.
-        failed: ended because the model or a copy failed.
+        aborted: aborted by the caller.
+        failed: ended by a failure of the model or a copy.
         rejected: too large for the pools.
-        prompt_tokens: of requests that were admitted at least once.
-        cached_tokens: those of them that were not computed.
-        host_tokens: those of them that came from the host.
-        storage_tokens: those of these that storage brought there for their request.
+        prompt_tokens: prompt tokens of requests that were admitted at least once.
+        cached_tokens: prompt tokens that were not computed.
+        host_tokens: cached tokens that came from the host.
+        storage_tokens: host tokens that were prefetched from storage for their request.
         computed_tokens: through the model; recomputed ones and rejected drafts included.
-        generated_tokens: produced.
+        generated_tokens: output tokens.
         draft_tokens: drafts that were verified.
         accepted_tokens: those of them that were produced.
-        admissions: sessions that were promised their slots.
-        deferrals: times a request did not fit yet.
-        retractions: times a running request made room.
+        admissions: admitted sessions.
+        deferrals: how often a request did not fit yet.
+        retractions: how often a running request was retracted.
         followers: requests that waited while another computed their prefix.
         passes: forward passes.
-        rows: sequences in them, so that `rows / passes` is the mean batch.
-        rows_moved: of a sparse model, rows fetched from the host, over all layers.
+        rows: sequences in the passes; `rows / passes` is the mean batch size.
+        rows_moved: for a sparse model, rows fetched from the host, over all layers.
         rows_dense: rows that attention over all tokens would have fetched.
     """
 

@@ -1,4 +1,4 @@
-"""Several generations of one request, their text as it comes."""
+"""The generations of one HTTP request, and their text as it comes."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ log = logging.getLogger("kvgraft.serve")
 
 
 class Piece(NamedTuple):
-    """Text of one answer, or its end.
+    """A piece of one answer's text, or its end.
 
     Attributes:
-        answer: its number.
-        text: its next text.
-        reason: why it ended, as the API names it; None while it goes on.
-        choices: its tokens since its last piece, where log-probabilities were asked for; without
-            the model's own token for the end.
+        answer: the answer's number.
+        text: the new text.
+        reason: its finish reason, as the API names it; None while it continues.
+        choices: its tokens since the last piece if log-probabilities were requested, without the
+            model's end-of-sequence token.
     """
 
     answer: int
@@ -41,12 +41,12 @@ class Answers:
 
     Args:
         worker: the engine's thread.
-        tokenizer: for their text.
-        requests: one per answer, prompts in order.
+        tokenizer: decodes their text.
+        requests: one per answer, in the order of prompts.
         per_prompt: answers per prompt; prompt tokens are counted once for each prompt.
         stops: strings that end an answer.
-        usage: filled as they run.
-        reasons: filled as they end: why, by their number.
+        usage: updated as they run.
+        reasons: finish reasons by number, filled as answers end.
     """
 
     def __init__(
@@ -74,11 +74,11 @@ class Answers:
 
     @property
     def ended(self) -> bool:
-        """Whether all have ended by themselves."""
+        """Whether all answers have ended by themselves."""
         return not self._left
 
     def cancel(self) -> None:
-        """Abort running requests; harmless when all have ended."""
+        """Abort running requests; does nothing when all have ended."""
         for task in self._tasks:
             task.cancel()
 

@@ -45,28 +45,28 @@ from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker
 __all__ = ["ServedModel", "build_app"]
 
 CLIENT_LEFT = "the client left"
-"""Why an answer ended that nobody reads."""
+"""Reason in the log for an answer whose client has gone."""
 
 CLIENT_CLOSED = 499
-"""Status for logs where the client has gone; no standard one exists."""
+"""Status in the log if the client has gone; there is no standard one."""
 
 BODY_BYTES, BODY_BYTES_PER_TOKEN = 2**16, 32
-"""Largest body: this much, and for each token of the context a long word in escapes."""
+"""Largest body: so many bytes, plus a long escaped word for each token of the context."""
 
 PAGE_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
     "img-src data:; connect-src 'self'; frame-ancestors 'none'"
 )
-"""The sources that the page may load: itself, and this server's answers."""
+"""Sources that the page may load: itself and this server."""
 
 NO_BUFFERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-"""Headers of streams: nobody on the way keeps parts back."""
+"""Headers of streams, against buffering by proxies."""
 
 COMPLETION_TOKENS = 16
 """Default of `/v1/completions`, as in OpenAI's API."""
 
 CHAT_TOKENS = 512
-"""Default of `/v1/chat/completions`, if the model's context has that much left."""
+"""Default of `/v1/chat/completions`, if the model's context has so much left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +74,12 @@ class ServedModel:
     """The model that one server serves.
 
     Attributes:
-        name: under which clients ask for it.
-        worker: the engine's thread, started.
-        tokenizer: the model's.
-        context_tokens: longest sequence the model was made for.
-        room_tokens: longest sequence its pools can hold.
-        api_key: the key clients must send; None lets everybody in.
+        name: its name for clients.
+        worker: the engine's running thread.
+        tokenizer: the model's tokenizer.
+        context_tokens: the model's longest sequence.
+        room_tokens: the longest sequence that its pools can hold.
+        api_key: the key that clients must send; None for no key.
     """
 
     name: str
@@ -91,7 +91,7 @@ class ServedModel:
 
 
 class _Stream(StreamingResponse):
-    """A stream that gives up its answers when the client has gone, begun or not."""
+    """A stream that aborts its answers when the client has gone."""
 
     def __init__(self, events: AsyncIterator[str], answers: Answers, record: Record) -> None:
         super().__init__(
@@ -113,7 +113,7 @@ class _Stream(StreamingResponse):
 
 
 def build_app(served: ServedModel, *, log_requests: bool = False) -> Starlette:
-    """The ASGI application; it stops the worker when it shuts down.
+    """Build the ASGI application; it stops the worker when it shuts down.
 
     Args:
         served: the model.
@@ -174,7 +174,7 @@ def _refuse_route(request: Request, error: Exception) -> Response:
 
 
 def _fail(_: Request, error: Exception) -> Response:
-    """Starlette logs the traceback; the client gets the API's shape."""
+    """Answer an internal error in the API's form; Starlette logs the traceback."""
     message = f"the server failed: {type(error).__name__}"
     return JSONResponse(ApiError(message, status=500).body, status_code=500)
 
@@ -227,10 +227,10 @@ class _Endpoints:
         return [encode(each) if isinstance(each, str) else each for each in asked.prompts()]
 
     def _encode_chat(self, asked: ChatRequest) -> tuple[list[int], list[int]]:
-        """The prompt of a chat, and where other prompts will go on: two positions at most.
+        """The prompt of a chat, and at most two positions where other prompts will differ.
 
-        Behind its system messages other chats do, and behind the user's last turn the next one
-        does. Short prompts are not worth a pass of the model.
+        Other chats differ behind the system messages, and the next turn behind the user's last
+        message. Short prompts are not worth a pass of the model.
         """
         tokenizer = self.served.tokenizer
         variables = asked.chat_template_kwargs
@@ -271,7 +271,7 @@ class _Endpoints:
         )
         try:
             pieces = answers.pieces()
-            # a request is refused before the first byte of a stream
+            # refuse a request before the first byte of a stream
             first = await _or_gone(request, pieces.__anext__)
             record.first = time.monotonic()
             if asked.stream:
@@ -325,16 +325,16 @@ class _Endpoints:
     # -- the cache
 
     async def cache(self, request: Request) -> Response:
-        """`GET /cache`: what its pools hold, and the requests that were hit lately."""
+        """`GET /cache`: the content of the pools, and recent requests with their hits."""
         self._check_key(request)
         return JSONResponse(await self._inspection.state())
 
     async def page(self, _: Request) -> Response:
-        """`GET /`: a page that shows `/cache`, for people."""
+        """`GET /`: a page that shows `/cache`."""
         return HTMLResponse(self._page, headers={"Content-Security-Policy": PAGE_POLICY})
 
     async def explain(self, request: Request) -> Response:
-        """`POST /explain`: of the body of a completion or a chat, why it would not hit deeper."""
+        """`POST /explain`: for the body of a completion or a chat, why it would not hit deeper."""
         body = await self._body(request)
         asked: CompletionRequest | ChatRequest
         if isinstance(body, dict) and "messages" in body:
@@ -358,7 +358,7 @@ class _Endpoints:
         )
 
     async def reset_prefix_cache(self, request: Request) -> Response:
-        """`POST /reset_prefix_cache`: forget all data; running requests go on with theirs."""
+        """`POST /reset_prefix_cache`: drop all cached data; running requests continue."""
         self._check_key(request)
         return JSONResponse(await self._inspection.clear())
 
@@ -376,7 +376,7 @@ class _Endpoints:
         return JSONResponse(self._describe())
 
     async def health(self, _: Request) -> Response:
-        """`GET /health`: 200 while requests are taken."""
+        """`GET /health`: 200 while requests are accepted."""
         worker = self.served.worker
         taking = worker.alive and not worker.draining
         status = "ok" if taking else "stopping" if worker.alive else "stopped"
@@ -451,7 +451,7 @@ async def _or_gone(request: Request, call: Callable[[], Any]) -> Any:
     """Return the result of `call`, unless the client disconnects first.
 
     Raises:
-        ClientDisconnect: it did; nobody reads an answer.
+        ClientDisconnect: it disconnected.
     """
     work = asyncio.ensure_future(call())
     gone = asyncio.ensure_future(_disconnected(request))
@@ -473,7 +473,7 @@ async def _disconnected(request: Request) -> None:
 
 
 async def _collect(n_answers: int, first: Piece, pieces: AsyncIterator[Piece]) -> list[WholeAnswer]:
-    """All answers."""
+    """The whole text of all answers."""
     answers = [WholeAnswer() for _ in range(n_answers)]
     piece: Piece | None = first
     while piece is not None:
@@ -488,7 +488,7 @@ async def _collect(n_answers: int, first: Piece, pieces: AsyncIterator[Piece]) -
 async def _events(
     record: Record, n_answers: int, first: Piece, pieces: AsyncIterator[Piece], *, usage: bool
 ) -> AsyncIterator[str]:
-    """Server-sent events: chunks, the usage if it was asked for, and the end mark."""
+    """Server-sent events: chunks, the usage if requested, and the end mark."""
     reply = record.reply
     assert reply is not None
     for index in range(n_answers):

@@ -1,4 +1,4 @@
-"""Where a model comes from, and its tokenizer: found out before anything large is read."""
+"""Finds a model and its tokenizer before anything large is read."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from kvgraft import ConfigError
 __all__ = ["check_device", "find_checkpoint", "load_tokenizer", "one_line"]
 
 HUB_TIMEOUT_S = 5.0
-"""Longest wait for the hub's first answer; its client would try again for half a minute."""
+"""Longest wait for the hub's first answer; its client would retry for half a minute."""
 
 
 def one_line(error: BaseException) -> str:
-    """An error's text without its line breaks, and its beginning where it is long."""
+    """An error's text without line breaks, shortened if it is long."""
     return textwrap.shorten(str(error), 300, placeholder=" ...")
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that no model can run on here, before anything is loaded.
+    """Refuse a device that cannot run a model here, before anything is loaded.
 
     Raises:
         ConfigError: torch does not know it, does not find it, or it holds no data.
@@ -33,7 +33,7 @@ def check_device(device: str) -> None:
         on = torch.empty(1, device=device).device
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).splitlines()[0].removesuffix(".") if str(error) else "cannot be used"
-        if reason.startswith("Expected one of"):  # and names twenty
+        if reason.startswith("Expected one of"):  # and lists twenty devices
             reason = "torch knows no such device"
         raise ConfigError(
             f"--device {device!r}: {textwrap.shorten(reason, 120, placeholder=' ...')}; give cpu, "
@@ -44,13 +44,13 @@ def check_device(device: str) -> None:
 
 
 def find_checkpoint(model: str) -> bool:
-    """Look for a model where it is said to be: in a directory, or on the hub.
+    """Look for a model in a directory or on the hub.
 
     Returns:
-        Whether all its files are on this machine, so that the hub is not asked for them.
+        Whether all its files are on this machine, so that the hub is not needed.
 
     Raises:
-        ConfigError: it is in neither place, and not in the hub's cache.
+        ConfigError: it is neither there nor in the hub's cache.
     """
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -84,7 +84,7 @@ def find_checkpoint(model: str) -> bool:
 
 
 def _ask_hub(model: str) -> str:
-    """Why the hub does not give a model, in words that follow the hub's address; "" if it does."""
+    """Why the hub does not have a model, as text behind the hub's address; "" if it does."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -106,8 +106,8 @@ def load_tokenizer(model: str, *, local: bool) -> Any:
         local: do not ask the hub.
 
     Raises:
-        ConfigError: there is none, or one that knows no text. For some families transformers makes
-            such a one where the files are missing.
+        ConfigError: there is none, or it cannot encode text. For some families transformers makes
+            such a tokenizer if files are missing.
     """
     from transformers import AutoTokenizer
 

@@ -203,7 +203,7 @@ def serve(
     from kvgraft_transformers.serving.shutdown import LAST_WORDS_S, DrainingServer
 
     logging.basicConfig(format="%(asctime)s %(message)s")
-    logging.getLogger("kvgraft").setLevel(logging.INFO)  # others' tell of their own requests
+    logging.getLogger("kvgraft").setLevel(logging.INFO)  # other loggers report their own requests
     with _listen(host, port) as listener:
         served = load_served_model(model, options, local=local)
         where = f"http://{host}:{listener.getsockname()[1]}/v1"
@@ -215,14 +215,14 @@ def serve(
     server.tell_totals()
     if served.worker.runs:
         log.warning("the engine is cut off in a pass, or while it waits for a copy")
-    # Python would take seconds to free torch's modules, and wait for threads that were cut off.
+    # Python would take seconds to free torch's modules, and wait for abandoned threads.
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """The socket, before anything is loaded."""
+    """Open the socket, before anything is loaded."""
     try:
         return socket.create_server((host, port))
     except OSError as error:
@@ -235,11 +235,11 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
 
     Args:
         model: a directory or a name on the model hub.
-        options: those of the command, which is running.
-        local: all files are on this machine.
+        options: options of the running command.
+        local: whether all files are on this machine.
 
     Raises:
-        ConfigError: a model that cannot be found or loaded, or that no component serves.
+        ConfigError: the model cannot be found or loaded, or no component serves it.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -301,10 +301,10 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
 
 
 def _take_cache_settings(options: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of the cache out, as its settings; refused before anything is loaded.
+    """Take the cache's settings out of the options, and check them before anything is loaded.
 
     Raises:
-        ConfigError: settings that cannot work, whatever the model.
+        ConfigError: settings that work for no model.
     """
     check_tenants(options)
     settings = pool_sizes(options)
@@ -320,10 +320,10 @@ def _take_cache_settings(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _open_store(options: dict[str, Any]) -> StorageBackend | None:
-    """The store, before anything is loaded; leaves the settings of its tier in the options.
+    """Open the store before anything is loaded; leaves the settings of its tier in the options.
 
     Raises:
-        ConfigError: one that cannot be opened or used, or policies without one.
+        ConfigError: the store cannot be opened or used, or policies are given without one.
     """
     from kvgraft_storage import open_storage
 

@@ -1,7 +1,7 @@
 """`response_format`: answers that follow a JSON schema, with llguidance.
 
-llguidance is an optional dependency, the extra `grammar`. Without it a request that asks for a
-format is refused.
+llguidance is an optional dependency, the extra `grammar`. Without it a request with a format is
+refused.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "Grammars"]
 
 MOST_BLANKS = 16
-"""Blanks between two parts of a JSON text, at most: a model must not go on with them for ever."""
+"""Most blanks between two parts of a JSON text: a model must not continue them forever."""
 
 LONGEST_REASON = 200
-"""Characters of llguidance's reason that are repeated to the client."""
+"""Most characters of llguidance's reason that the client gets."""
 
 
 class Grammars:
-    """Compiles the formats that requests ask for.
+    """Compiles response formats.
 
     Args:
         tokenizer: a transformers tokenizer with a `tokenizers` backend.
-        end_tokens: those with which the model ends its answers.
+        end_tokens: the model's end-of-sequence tokens.
 
     Any thread may call it. The first format takes about a second, for the vocabulary.
     """
@@ -48,8 +48,8 @@ class Grammars:
         """The grammar of a JSON schema.
 
         Raises:
-            ApiError: llguidance is not installed or cannot follow the schema, or the tokenizer is
-                none it can read.
+            ApiError: llguidance is not installed, or cannot follow the schema or read the
+                tokenizer.
         """
         try:
             from llguidance import LLMatcher
@@ -90,17 +90,17 @@ class Grammars:
 
 
 class Grammar(Constraint):
-    """The rest of one answer, as far as it is fixed.
+    """The grammar's state in one answer.
 
     Args:
-        matcher: at the answer's beginning.
+        matcher: a matcher at the answer's start.
     """
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
 
     def copy(self) -> Grammar:
-        """One for another answer, at the same place."""
+        """A copy for another answer, in the same state."""
         return Grammar(self._matcher.deep_copy())
 
     def allowed(self) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Shows the cache to people and routers: its state, reasons, and events."""
+"""Shows the cache to people and routers: state, explanations, and events."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker
 __all__ = ["Inspection"]
 
 EVENTS_EVERY_S = 0.1
-"""Pause between two looks for events."""
+"""Pause between two polls for events."""
 
 HEARTBEAT_S = 15.0
-"""Longest silence of a stream of events: a comment then shows whether its reader is there."""
+"""Longest silence of an event stream; then a comment shows whether its reader is there."""
 
 MOST_READERS = 8
-"""Streams of events at a time; each costs the engine a copy of every event."""
+"""Most concurrent event streams; each costs the engine a copy of every event."""
 
 
 class Inspection:
-    """Looks into the cache of one worker, on the engine's thread, and changes what it holds.
+    """Reads and clears the cache of one worker, on the engine's thread.
 
     Args:
         worker: the engine's thread.
@@ -42,7 +42,7 @@ class Inspection:
         self._readers = 0
 
     async def state(self) -> dict[str, Any]:
-        """Every pool's slots by owner, and the requests that were admitted lately."""
+        """Every pool's slots by owner, and recently admitted requests."""
         return await self._worker.call(self._state)
 
     def _state(self) -> dict[str, Any]:
@@ -68,7 +68,7 @@ class Inspection:
         }
 
     async def explain(self, prompt: Sequence[int], salt: str | None) -> dict[str, Any]:
-        """Why a prompt would resume where it would, by component."""
+        """Explain where a prompt would resume, by component."""
         try:
             key = TokenKey(prompt, namespace=salt)
         except ConfigError as error:
@@ -76,9 +76,9 @@ class Inspection:
         return explanation_as_json(await self._worker.call(lambda: self._cache.explain(key)))
 
     async def clear(self) -> dict[str, Any]:
-        """Forget all data on the device and the host; nothing old is hit from now on.
+        """Drop all data on the device and the host, so that nothing old is hit.
 
-        What running requests hold leaves with them. Data in storage stays.
+        Data that running requests hold is dropped when they end. Data in storage stays.
         """
         cleared = await self._worker.call(self._cache.clear)
         return {

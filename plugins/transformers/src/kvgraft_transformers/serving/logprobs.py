@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, in the two shapes of OpenAI's API."""
+"""Log-probabilities of tokens, in the two formats of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvgraft_transformers.serving.text import Tokenizer
 __all__ = ["chat_logprobs", "completion_logprobs", "count_characters"]
 
 CONTINUATION = range(0x80, 0xC0)
-"""Bytes of UTF-8 that begin no character."""
+"""Continuation bytes of UTF-8."""
 
 
 def chat_logprobs(tokenizer: Tokenizer, choices: Sequence[Choice]) -> dict[str, Any]:
@@ -26,12 +26,12 @@ def chat_logprobs(tokenizer: Tokenizer, choices: Sequence[Choice]) -> dict[str, 
 def completion_logprobs(
     tokenizer: Tokenizer, choices: Sequence[Choice], offset: int
 ) -> dict[str, Any]:
-    """`logprobs` of a completion's choice: lists with a place per token.
+    """`logprobs` of a completion's choice: lists with an entry per token.
 
     Args:
-        tokenizer: gives the tokens' text.
+        tokenizer: decodes the tokens.
         choices: the tokens.
-        offset: characters of the text before the first of them.
+        offset: characters of the text before the first token.
     """
     offsets, top_logprobs = [], []
     for choice in choices:
@@ -50,7 +50,7 @@ def completion_logprobs(
 
 
 def count_characters(tokenizer: Tokenizer, choices: Sequence[Choice]) -> int:
-    """Characters that begin in these tokens."""
+    """The number of characters that begin in these tokens."""
     n_characters = 0
     for choice in choices:
         data = tokenizer.token_bytes(choice.token)
@@ -71,7 +71,7 @@ def _entry(tokenizer: Tokenizer, token: int, logprob: float | None) -> dict[str,
 
 
 def _name(tokenizer: Tokenizer, token: int) -> str:
-    """A token's text; of one that is a part of characters its bytes in hexadecimal."""
+    """A token's text; for a part of characters its bytes in hexadecimal."""
     text, data = tokenizer.token_text(token), tokenizer.token_bytes(token)
     if data is None or text.encode() == data:
         return text

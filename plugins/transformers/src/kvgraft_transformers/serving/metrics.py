@@ -45,11 +45,11 @@ LATENCIES = {
     "request_queue_time_seconds": ("queue", "from a request to its first admission"),
     "load_back_time_seconds": ("load_back", "from an admission to the arrival of its host data"),
 }
-"""Histograms, named as vLLM names them; it has none for load-backs."""
+"""Histograms with vLLM's names; vLLM has none for load-backs."""
 
 
 class _EngineCollector(Collector):
-    """Reads the numbers when they are asked for."""
+    """Reads the numbers at each scrape."""
 
     def __init__(self, worker: EngineWorker) -> None:
         self._worker = worker

@@ -1,4 +1,4 @@
-"""Requests of clients: the served fields of OpenAI's API, and refusals of the others."""
+"""Requests of clients: the supported fields of OpenAI's API, and refusals of others."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ __all__ = [
 ]
 
 MOST_STOPS = 4
-"""Stop strings per request, as in OpenAI's API."""
+"""Most stop strings per request, as in OpenAI's API."""
 
 MOST_LOGPROBS = 20
-"""Most likely tokens per position, as in OpenAI's chats and by default in vLLM."""
+"""Most `top_logprobs` per position, as in OpenAI's chats and by default in vLLM."""
 
 RETRY_AFTER_S = 1
-"""Seconds after which a client may ask another server, or the next one at this address."""
+"""Seconds after which a client may retry, at another server or at this address."""
 
 LONGEST_ECHO = 80
-"""Characters of a wrong value that are repeated to the client."""
+"""Most characters of a wrong value in an error."""
 
 IGNORED = frozenset(
     {
@@ -54,7 +54,7 @@ IGNORED = frozenset(
         "prompt_cache_key",
     }
 )
-"""Fields that change no answer; accepted and left alone."""
+"""Fields that change no answer; accepted and ignored."""
 
 UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "audio": (None,),
@@ -73,7 +73,7 @@ UNSUPPORTED: dict[str, tuple[object, ...]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
 }
-"""Fields that are not served, with the values that ask for nothing."""
+"""Unsupported fields, with the values that mean nothing and are accepted."""
 
 INSTEAD = {
     "audio": "answers are text",
@@ -93,7 +93,7 @@ INSTEAD = {
     "structured_outputs": "give a JSON schema as response_format",
     "tools": "describe them in a message",
 }
-"""Advice in place of fields that are not served, some of other servers' APIs."""
+"""Advice for unsupported fields, some of other servers' APIs."""
 
 PARTS = {
     "audio_url": "audio clips",
@@ -111,12 +111,12 @@ PROMPTS = "give a text, a list of texts, token ids, or lists of token ids"
 
 
 class ApiError(Exception):
-    """A refusal in the shape of OpenAI's API.
+    """An error in the format of OpenAI's API.
 
     Attributes:
         status: HTTP status.
-        body: the response's JSON.
-        headers: its additional headers.
+        body: JSON of the response.
+        headers: additional headers.
     """
 
     def __init__(
@@ -145,14 +145,14 @@ class _Request(SettingsModel):
     """Fields of both endpoints; some of them are vLLM's, not OpenAI's.
 
     Attributes:
-        cache_salt: keeps prompts apart that must not share cache (vLLM's).
+        cache_salt: separates prompts that must not share cache (vLLM's).
         priority: lower numbers go first (vLLM's).
-        ignore_eos: go on behind the model's end-of-sequence token (vLLM's).
+        ignore_eos: continue after the model's end-of-sequence token (vLLM's).
         min_p: draw among tokens at least this many times as likely as the likeliest (vLLM's).
-        repetition_penalty: divides positive logits of tokens that came before (vLLM's).
+        repetition_penalty: divides positive logits of earlier tokens (vLLM's).
         response_format: text, any JSON object, or JSON that follows a schema.
-        resume_at: in neither API: tokens of the prompt after which other prompts will go on
-            differently; one position or several.
+        resume_at: in neither API: tokens of the prompt after which other prompts will differ; one
+            position or several.
     """
 
     model: str
@@ -216,7 +216,7 @@ class _Request(SettingsModel):
 
     @property
     def n_logprobs(self) -> int | None:
-        """Most likely tokens to return per position; None where no log-probabilities are."""
+        """Most likely tokens to return per position; None for no log-probabilities."""
         raise NotImplementedError
 
     @field_validator("stream_options")
@@ -235,7 +235,7 @@ class _Request(SettingsModel):
 
 
 def _seed_of(seed: int, index: int) -> int:
-    """The seed of one answer: the client's own for the first, then numbers that no other has."""
+    """The seed of one answer: the client's for the first, then different ones."""
     if index:
         mixed = hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest()
         seed = int.from_bytes(mixed, "big")
@@ -263,7 +263,7 @@ class ResponseFormat(SettingsModel):
 
 
 class NamedSchema(SettingsModel):
-    """A JSON schema; name, description and `strict` change nothing, since it is always kept."""
+    """A JSON schema; name, description and `strict` have no effect, since it is always enforced."""
 
     name: str
     description: str | None = None
@@ -282,7 +282,7 @@ class CompletionRequest(_Request):
     """`POST /v1/completions`.
 
     Attributes:
-        prompt: one or several, as text or as token ids.
+        prompt: one or several prompts, as text or as token ids.
         logprobs: return the log-probability of each token, and this many likeliest ones.
     """
 
@@ -323,7 +323,7 @@ class CompletionRequest(_Request):
 
 
 def _form(item: object) -> type | None:
-    """The kind of prompt that an item of a list makes it; None if it makes none."""
+    """The kind of prompt of a list's item; None if it is no prompt."""
     if isinstance(item, str):
         return str
     if type(item) is int:
@@ -377,7 +377,7 @@ class Message(BaseModel):
 
 
 class TextPart(BaseModel):
-    """A part of a message; text is all there is."""
+    """A part of a message; only text is supported."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -440,7 +440,7 @@ def parse_chat(body: object) -> ChatRequest:
 
 
 def _parse(model: type[Any], body: object) -> Any:
-    """Validate; the first problem as an error that names the field."""
+    """Validate; raises the first problem as an error that names the field."""
     if not isinstance(body, Mapping):
         raise ApiError("the body is no JSON object; send one with a model and a prompt")
     fields = {name: value for name, value in body.items() if name not in IGNORED}
@@ -457,7 +457,7 @@ def _parse(model: type[Any], body: object) -> Any:
     try:
         return model.model_validate(fields)
     except ValidationError as error:
-        # a misspelt name first: where the right one is required, it shows as missing as well
+        # a misspelt name first: if the right one is required, it is also reported as missing
         first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         raise _refusal(first, model) from None
 
@@ -483,6 +483,6 @@ def _refusal(problem: ErrorDetails, model: type[BaseModel]) -> ApiError:
 
 
 def _echo(value: object) -> str:
-    """A wrong value, as much of it as helps."""
+    """A wrong value, shortened."""
     given = repr(value)
     return given if len(given) <= LONGEST_ECHO else f"{given[:LONGEST_ECHO]}..."

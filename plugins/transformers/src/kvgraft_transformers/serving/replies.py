@@ -1,4 +1,4 @@
-"""Replies to clients: whole answers, and chunks of them."""
+"""Replies to clients: whole answers and chunks."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = ["Reply", "Usage", "WholeAnswer"]
 
 @dataclass(slots=True)
 class Usage:
-    """Tokens of one request, over all its answers.
+    """Token counts of one request, over all its answers.
 
     Attributes:
-        prompt_tokens: of its prompts, each once.
-        cached_tokens: those that were not computed.
-        completion_tokens: produced.
+        prompt_tokens: tokens of its prompts, each prompt once.
+        cached_tokens: prompt tokens that were not computed.
+        completion_tokens: output tokens.
     """
 
     prompt_tokens: int = 0
@@ -46,12 +46,12 @@ class Usage:
 
 @dataclass(slots=True)
 class WholeAnswer:
-    """One answer from its beginning to its end.
+    """One complete answer.
 
     Attributes:
-        text: of all its tokens.
-        reason: why it ended.
-        choices: its tokens, where log-probabilities were asked for.
+        text: its whole text.
+        reason: its finish reason.
+        choices: its tokens if log-probabilities were requested.
     """
 
     text: str = ""
@@ -61,13 +61,13 @@ class WholeAnswer:
 
 @dataclass(slots=True)
 class Reply:
-    """The frame of one request's answers.
+    """Builds the responses of one request.
 
     Attributes:
-        model: as the client named it.
-        chat: whether messages were asked for.
-        tokenizer: for the text of single tokens.
-        logprobs: whether log-probabilities were asked for.
+        model: the model's name in the request.
+        chat: whether it is a chat.
+        tokenizer: decodes single tokens.
+        logprobs: whether log-probabilities were requested.
     """
 
     model: str
@@ -81,7 +81,7 @@ class Reply:
 
     @property
     def name(self) -> str:
-        """Its id, as clients see it."""
+        """The response's id."""
         return f"{'chatcmpl' if self.chat else 'cmpl'}-{self.ident}"
 
     def _frame(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class Reply:
         }
 
     def whole(self, answers: Sequence[WholeAnswer]) -> dict[str, Any]:
-        """Everything at once."""
+        """The whole response."""
         choices = []
         for index, answer in enumerate(answers):
             said: dict[str, Any] = (
@@ -110,7 +110,7 @@ class Reply:
         return {**self._frame(kind, choices), "usage": self.usage.as_json()}
 
     def opening(self, index: int) -> dict[str, Any] | None:
-        """The chunk that says who speaks; None for plain completions."""
+        """The chunk with the role; None for plain completions."""
         if not self.chat:
             return None
         return self._chunk(index, {"role": "assistant", "content": ""}, None)
@@ -120,11 +120,11 @@ class Reply:
         return self._chunk(index, {"content": text}, None, choices)
 
     def ending(self, index: int, reason: str, choices: Sequence[Choice]) -> dict[str, Any]:
-        """The chunk that says why an answer ended; with those of tokens that added no text."""
+        """The chunk with the finish reason, and with log-probabilities of tokens without text."""
         return self._chunk(index, {}, reason, choices)
 
     def totals(self) -> dict[str, Any]:
-        """The last chunk of a stream whose usage was asked for."""
+        """The last chunk of a stream whose usage was requested."""
         kind = "chat.completion.chunk" if self.chat else "text_completion"
         return {**self._frame(kind, []), "usage": self.usage.as_json()}
 

@@ -1,4 +1,4 @@
-"""A line in the log for every request: what came of it, and how long it took."""
+"""A line in the log for every request: its result and duration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Record", "RequestLog", "record_of"]
 log = logging.getLogger("kvgraft.serve.requests")
 
 LONGEST_REASON = 200
-"""Characters of a refusal in a line."""
+"""Most characters of a refusal in a line."""
 
 
 @dataclass(slots=True)
@@ -24,11 +24,11 @@ class Record:
     """Facts that the routes know of one request.
 
     Attributes:
-        begun: when it came, on the clock of `time.monotonic`.
-        reply: its answers' frame, with the tokens so far; None for a request without answers.
-        first: when its first text came; None before.
-        reasons: why its answers ended, by their number.
-        refusal: why it was refused, or ended without its answers; empty otherwise.
+        begun: its arrival, by `time.monotonic`.
+        reply: its reply, with the tokens so far; None for a request without answers.
+        first: the time of its first text; None before.
+        reasons: finish reasons of its answers, by number.
+        refusal: why it was refused or ended without answers; empty otherwise.
     """
 
     begun: float = field(default_factory=time.monotonic)
@@ -57,7 +57,7 @@ class RequestLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request; see `Record` for what is logged of it."""
+        """Answer a request; `Record` has the logged facts."""
         if scope["type"] != "http" or scope["method"] != "POST":
             await self._app(scope, receive, send)
             return

@@ -1,10 +1,10 @@
-"""The end of the server: requests are refused first, then given time, then told.
+"""Shuts the server down: refuses new requests, waits for running ones, then ends the rest.
 
     signal      new requests get 503, running ones go on
     last words  those that are left get 503, or an error event in their stream
     grace over  the listener is closed, the engine has stopped, the process exits with 0
 
-uvicorn alone closes its listener at once, cuts streams off, and ends by the signal it got.
+uvicorn by itself closes its listener at once, cuts off streams, and ends by its signal.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from kvgraft_transformers.serving.worker import EngineWorker
 __all__ = ["LAST_WORDS_S", "DrainingServer"]
 
 LAST_WORDS_S = 1
-"""The end of the grace, in which clients read why their requests ended, and the engine stops."""
+"""Last seconds of the grace, in which clients get errors for their requests, and the engine stops.
+"""
 
 log = logging.getLogger("kvgraft.serve")
 
@@ -29,9 +30,9 @@ class DrainingServer(uvicorn.Server):
     """A server that finishes running requests before it ends.
 
     Args:
-        config: uvicorn's.
+        config: uvicorn's configuration.
         worker: refuses and ends requests.
-        grace_s: the time from a signal to the end, if that is more than `LAST_WORDS_S`.
+        grace_s: seconds from a signal to the end; at least `LAST_WORDS_S`.
     """
 
     def __init__(self, config: uvicorn.Config, worker: EngineWorker, grace_s: float) -> None:
@@ -42,7 +43,7 @@ class DrainingServer(uvicorn.Server):
         self._drains = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal: begin to end; a second one ends at once."""
+        """Begin to shut down at a signal; a second one ends at once."""
         if self._worker.draining:
             self.should_exit = self.force_exit = True
             self._worker.stop_by = time.monotonic()
@@ -51,7 +52,7 @@ class DrainingServer(uvicorn.Server):
         self._worker.draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to leave the main loop."""
+        """Called ten times a second: whether to leave the main loop."""
         if self._worker.draining and not self.should_exit:
             self.should_exit = self._drained(time.monotonic())
         return await super().on_tick(counter)

@@ -1,4 +1,4 @@
-"""How a server's pools divide its memory, for its log."""
+"""Describes how a server's pools divide its memory, for the log."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ __all__ = ["memory_split"]
 def memory_split(memory: ModelMemory) -> Iterator[str]:
     """The model's kind and the bytes of all pools, then a line for each component's.
 
-    It has the component's layers, the bytes that a token or a state takes in them, and for each
-    tier the tokens or states that there is room for, their bytes and their share.
+    A line has the component's layers, the bytes of a token or a state in them, and for each tier
+    the tokens or states that fit, their bytes and their share.
     """
     cache, plans = memory.cache, memory.architecture.components
     device = {each.name: _device_nbytes(each.component) for each in cache.mounted}

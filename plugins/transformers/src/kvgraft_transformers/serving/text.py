@@ -1,4 +1,4 @@
-"""Between text and tokens: prompts, chat templates, streams of text, stop strings."""
+"""Converts between text and tokens: prompts, chat templates, text streams, stop strings."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from kvgraft_transformers.serving.protocol import ApiError, Message
 __all__ = ["TextStream", "Tokenizer"]
 
 BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
-"""A token that stands for one byte, in vocabularies that fall back to bytes."""
+"""The form of byte tokens, in vocabularies that fall back to bytes."""
 
 PARTIAL = "\ufffd"
-"""The decoding of bytes that are no character, or not yet."""
+"""The replacement character, for incomplete or invalid bytes."""
 
 WINDOW_TOKENS = 32
-"""Tokens behind which the beginning of a stream's window is given up."""
+"""Length of a stream's window, in tokens, at which its start moves."""
 
 CLEANED_CHARS = 32
-"""Characters at the end that a tokenizer may still join, if it removes spaces after decoding."""
+"""Characters at the end that a tokenizer may still change if it cleans up spaces."""
 
 
 class Tokenizer:
-    """A model's tokenizer, as the server uses it.
+    """A model's tokenizer, for the server.
 
     Args:
         tokenizer: a transformers tokenizer with a `tokenizers` backend.
 
     Attributes:
-        backend: the same.
+        backend: its `tokenizers` backend.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -45,7 +45,7 @@ class Tokenizer:
 
     @property
     def unsettled_chars(self) -> int:
-        """Characters at the end of a text that more tokens can change, partial ones aside."""
+        """Characters at the end of a text that later tokens can change, besides partial ones."""
         cleans = getattr(self._tokenizer, "clean_up_tokenization_spaces", False)
         return CLEANED_CHARS if cleans else 0
 
@@ -56,15 +56,15 @@ class Tokenizer:
     def encode_chat(
         self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Token ids of a conversation, up to where the model's turn begins.
+        """Token ids of a conversation, up to the start of the model's turn.
 
         Args:
             messages: the conversation.
-            variables: more of the chat template's variables, such as `enable_thinking`.
+            variables: more variables of the chat template, such as `enable_thinking`.
 
         Raises:
-            ApiError: the model has no chat template, or it refuses the messages; or a variable's
-                name is an argument of the tokenizer's own.
+            ApiError: the model has no chat template, or it refuses the messages, or a variable has
+                the name of a tokenizer argument.
         """
         if not getattr(self._tokenizer, "chat_template", None):
             raise ApiError("this model has no chat template; use /v1/completions", param="messages")
@@ -94,16 +94,16 @@ class Tokenizer:
         prompt: Sequence[int],
         variables: Mapping[str, Any] | None = None,
     ) -> int:
-        """Tokens of a chat's prompt that come from its system messages alone; 0 if none do.
+        """Tokens of a chat's prompt that come only from its system messages; 0 if none do.
 
-        Other chats with the same system messages begin with the same tokens. They are the tokens in
-        common with a prompt whose first other message is different, so this holds for any template;
-        it costs about as much as tokenizing the system messages.
+        Other chats with the same system messages begin with the same tokens. They are found by
+        comparison with a prompt whose first other message differs, which works for any template and
+        costs about as much as tokenizing the system messages.
 
         Args:
             messages: the conversation.
             prompt: its token ids, as `encode_chat` gives them.
-            variables: those it was given.
+            variables: the variables that it was given.
         """
         turns = _turns(messages)
         n_system = next((i for i, each in enumerate(turns) if each["role"] != "system"), 0)
@@ -119,17 +119,17 @@ class Tokenizer:
         prompt: Sequence[int],
         variables: Mapping[str, Any] | None = None,
     ) -> int:
-        """Tokens of a chat's prompt that its next turn begins with; 0 if it begins with all.
+        """Tokens of a chat's prompt that its next turn begins with; 0 if those are all.
 
-        A template may end a prompt otherwise than it repeats it with the answer: with the mark
-        under which the model thinks, or with its last tokens joined to the answer's. They are the
-        tokens in common with a prompt of a turn more; it costs about as much as tokenizing the
+        A template may end a prompt differently from how the next turn repeats it: with a mark for
+        thinking, or with its last tokens merged with the answer's. The tokens are found by
+        comparison with a prompt of one more turn, which costs about as much as tokenizing the
         prompt.
 
         Args:
             messages: the conversation.
             prompt: its token ids, as `encode_chat` gives them.
-            variables: those it was given.
+            variables: the variables that it was given.
         """
         more = [{"role": "assistant", "content": "1"}, {"role": "user", "content": "1"}]
         return self._shared(prompt, [*_turns(messages), *more], variables)
@@ -140,7 +140,7 @@ class Tokenizer:
         turns: list[dict[str, str]],
         variables: Mapping[str, Any] | None,
     ) -> int:
-        """Tokens that a prompt has in common with another chat's; 0 if that begins with all."""
+        """Tokens that a prompt shares with another chat's; 0 if that begins with all of them."""
         try:
             ids = self._ids(self._render(turns, variables or {}), add_special_tokens=False)
         except (TemplateError, TypeError, ValueError, ApiError):
@@ -149,7 +149,7 @@ class Tokenizer:
         return next((at for at, (one, another) in pairs if one != another), 0)
 
     def _render(self, turns: list[dict[str, str]], variables: Mapping[str, Any]) -> str:
-        """A conversation as text, up to where the model's turn begins."""
+        """A conversation as text, up to the start of the model's turn."""
         text = self._tokenizer.apply_chat_template(
             turns, tokenize=False, add_generation_prompt=True, **variables
         )
@@ -165,25 +165,25 @@ class Tokenizer:
         return list(self._tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, without special ones."""
+        """The text of tokens, without special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def is_silent(self, token: int) -> bool:
-        """Whether decoding leaves a token out: a special one, or one that does not exist."""
+        """Whether decoding omits a token: a special or a nonexistent one."""
         known = self._added.get(token)
         return known.special if known is not None else self._name(token) is None
 
     def is_byte(self, token: int) -> bool:
-        """Whether a token stands for one byte, so that its text depends on its neighbours."""
+        """Whether a token is one byte, so that its text depends on its neighbours."""
         name = self._name(token)
         return name is not None and BYTE_TOKEN.fullmatch(name) is not None
 
     def token_text(self, token: int) -> str:
-        """The text of one token alone, special ones too; U+FFFD for parts of characters."""
+        """The text of a single token, also a special one; U+FFFD for parts of characters."""
         return str(self._tokenizer.decode([token], skip_special_tokens=False))
 
     def token_bytes(self, token: int) -> bytes | None:
-        """The UTF-8 bytes of one token alone; None where the vocabulary does not show them."""
+        """The UTF-8 bytes of a single token; None if the vocabulary does not show them."""
         text, name = self.token_text(token), self._name(token) or ""
         if PARTIAL not in text:
             return text.encode()
@@ -202,8 +202,8 @@ class Tokenizer:
 
 @lru_cache(maxsize=1)
 def _byte_level() -> dict[str, int]:
-    """The byte that each character of a byte-level vocabulary stands for."""
-    # printable bytes of Latin-1 stand for themselves, the others for the characters from 256 on
+    """The byte of each character of a byte-level vocabulary."""
+    # printable bytes of Latin-1 are their own characters, others are the characters from 256 on
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     known = {chr(byte): byte for byte in printable}
@@ -213,7 +213,7 @@ def _byte_level() -> dict[str, int]:
 
 
 def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as chat templates know them."""
+    """Messages as chat templates take them."""
     return [
         {"role": "system" if each.role == "developer" else each.role, "content": each.text()}
         for each in messages
@@ -221,11 +221,11 @@ def _turns(messages: Sequence[Message]) -> list[dict[str, str]]:
 
 
 class TextStream:
-    """The text of a growing list of tokens, piece by piece, up to a stop string.
+    """Decodes a growing list of tokens piece by piece, up to a stop string.
 
     All pieces together are the text of all tokens. Text that may still change is held back:
-    characters whose bytes are incomplete; a run of byte tokens, which one wrong byte turns into
-    replacement characters altogether; and a possible beginning of a stop string.
+    incomplete characters; a run of byte tokens, which one invalid byte turns into replacement
+    characters as a whole; and a possible start of a stop string.
 
     Only the last tokens are decoded at each step:
 
@@ -233,8 +233,8 @@ class TextStream:
         text     released    [ released | held ]
 
     Args:
-        tokenizer: whose tokens.
-        stops: strings that end the text; they are not part of it.
+        tokenizer: decodes the tokens.
+        stops: strings that end the text and are not part of it.
 
     Attributes:
         stopped: whether a stop string came.
@@ -253,7 +253,7 @@ class TextStream:
         self.stopped = False
 
     def push(self, token: int) -> str:
-        """The text one more token adds; empty where characters or stop strings are incomplete."""
+        """The text that a token adds; empty while characters or stop strings are incomplete."""
         if self.stopped or self._tokenizer.is_silent(token):
             return ""
         self._tokens.append(token)
@@ -271,7 +271,7 @@ class TextStream:
         return self._release(piece)
 
     def finish(self) -> str:
-        """The rest: text held back, and characters that were never completed."""
+        """The rest: text that was held back, and incomplete characters."""
         if self.stopped:
             return ""
         text = self._release(self._tokenizer.decode(self._tokens)[self._total :])
@@ -279,10 +279,10 @@ class TextStream:
         return text + rest
 
     def _move_window(self, text: str) -> None:
-        """Begin the window later, where a character ends, once it is long.
+        """Move the start of a long window to a later end of a character.
 
-        A tokenizer may treat the first token otherwise, as by leaving out a space. So the shorter
-        window must end like the longer one, and hold more than spaces.
+        A tokenizer may decode the first token differently, such as without a space. So the shorter
+        window must end like the longer one and contain more than spaces.
         """
         n_tokens = len(self._tokens)
         if n_tokens - self._start < WINDOW_TOKENS:
@@ -308,7 +308,7 @@ class TextStream:
 
 
 def _overlap(text: str, stop: str) -> int:
-    """Number of characters at the end of `text` that may be the beginning of `stop`."""
+    """Number of characters at the end of `text` that may be the start of `stop`."""
     for length in range(min(len(stop) - 1, len(text)), 0, -1):
         if stop.startswith(text[len(text) - length :]):
             return length

@@ -1,4 +1,4 @@
-"""Notes requests that were hit lately, and why not deeper, as long as somebody looks."""
+"""Keeps recent requests with their hits and explanations, while a client reads them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from kvgraft_observe.tracing import Tracer
 __all__ = ["HitLog", "explanation_as_json"]
 
 MOST_HITS = 50
-"""Requests that are remembered."""
+"""Most requests that are kept."""
 
 WATCHED_S = 10.0
-"""How long requests are noted after somebody looked."""
+"""Seconds for which requests are recorded after a read."""
 
 
 class HitLog(Tracer):
-    """Notes each admitted request with the reasons why its prefix is not longer.
+    """Records each admitted request with the reasons why its prefix is not longer.
 
-    Reasons cost more than the match itself, so requests are noted only for some seconds after
-    `look`. The cache's thread calls everything here.
+    Explanations cost more than the match itself, so requests are recorded only for some seconds
+    after `look`. The cache's thread calls all methods.
 
     Args:
-        cache: tells it of requests.
-        clock: seconds that never go back.
+        cache: the cache to trace.
+        clock: monotonic, in seconds.
     """
 
     def __init__(self, cache: Cache, clock: Callable[[], float] = time.monotonic) -> None:
@@ -39,17 +39,17 @@ class HitLog(Tracer):
         self._seen = 0
 
     def look(self) -> list[dict[str, Any]]:
-        """The requests noted, the latest first; from now on they are noted for a while."""
+        """The recorded requests, latest first; keeps recording for a while."""
         if self._until is None:
             self._cache.add_tracer(self)
         self._until = self._clock() + WATCHED_S
         return list(reversed(self._hits))
 
     def decided(self, request: Request, decision: Decision) -> None:
-        """As in `Tracer`: note the request if it was admitted."""
+        """As in `Tracer`: record the request if it was admitted."""
         if not decision.admitted:
             return
-        self._forget(request)  # admitted again, after a copy that failed
+        self._forget(request)  # admitted again, after a failed copy
         self._seen += 1
         why = self._cache.explain(request.key)
         hit = {
@@ -69,13 +69,13 @@ class HitLog(Tracer):
         self._open.pop(request, None)
 
     def aborted(self, request: Request) -> None:
-        """As in `Tracer`: a request that never ran, such as a trial of admission, is no hit."""
+        """As in `Tracer`: a request that never ran, such as a probe of admission, is not kept."""
         if request.computed == request.anchor_tokens:
             self._forget(request)
         self._open.pop(request, None)
 
     def polled(self) -> None:
-        """As in `Tracer`: stop when nobody has looked for long."""
+        """As in `Tracer`: stop if no client has read for long."""
         if self._until is not None and self._clock() > self._until:
             self._until = None
             self._open.clear()

@@ -1,7 +1,7 @@
-"""The thread that runs the engine, and how coroutines talk to it.
+"""The thread that runs the engine, and its interface for coroutines.
 
-The engine belongs to one thread. Requests and aborts go to it through a queue; tokens come back to
-the event loop that asked for them.
+The engine belongs to one thread. Requests and aborts reach it through a queue; tokens go back to
+the event loop of the request.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvgraft_transformers.engine import (
 __all__ = ["EngineFailureError", "EngineWorker", "ShutdownError", "Ticket"]
 
 IDLE_S, STORING_S = 0.5, 0.005
-"""Longest sleep of an idle engine between two looks at its transfers, and while it stores."""
+"""Longest sleep of an idle engine between two polls of transfers, and while it stores."""
 
 log = logging.getLogger("kvgraft.serve")
 
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 
 LAST_STEP_S = 0.1
-"""A step of the engine that is waited for where no time is left."""
+"""Seconds to wait for a running step if no time is left."""
 
 MOST_FAILURES = 3
-"""Steps in a row that may raise before the engine is given up."""
+"""Consecutive steps that may raise before the engine is stopped."""
 
 
 class EngineFailureError(Exception):
@@ -47,7 +47,7 @@ class EngineFailureError(Exception):
 
 
 class ShutdownError(EngineFailureError):
-    """The server is about to end; this request is lost, another server may answer it."""
+    """The server is shutting down; this request is lost, another server may answer it."""
 
     def __init__(self) -> None:
         super().__init__("the server is shutting down")
@@ -55,10 +55,10 @@ class ShutdownError(EngineFailureError):
 
 @dataclass(eq=False)
 class Ticket:
-    """One request in the engine's thread, seen from a coroutine.
+    """A coroutine's handle of one request in the engine's thread.
 
     Attributes:
-        generation: the engine's; None until it was taken in.
+        generation: the engine's generation; None until it is submitted.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -75,14 +75,12 @@ class EngineWorker:
     """Runs an engine until it is stopped.
 
     Args:
-        engine: nobody else may call it from now on, but for reading counts.
+        engine: the engine; others may only read its counts from now on.
 
     Attributes:
-        failures: steps of the engine that raised; requests whose own pass failed are not among
-            them.
-        draining: whether new requests are refused while those that run go on.
-        stop_by: when its thread must have ended, on the clock of `time.monotonic`; None for any
-            time.
+        failures: steps of the engine that raised, not counting failed passes of requests.
+        draining: whether new requests are refused while running ones continue.
+        stop_by: deadline for the end of its thread, by `time.monotonic`; None for none.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -90,30 +88,30 @@ class EngineWorker:
         self.failures = 0
         self.draining = False
         self.stop_by: float | None = None
-        self._open: set[Ticket] = set()  # of the event loop's thread
+        self._open: set[Ticket] = set()  # owned by the event loop's thread
         self._calls: queue.Queue[Callable[[], None]] = queue.Queue()
         self._tickets: dict[Generation, Ticket] = {}
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="kvgraft-engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to run."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
         """Abort running requests, close the engine, and wait for its thread, until `stop_by`."""
         self._stopping = True
-        self._calls.put(lambda: None)  # wakes it
+        self._calls.put(lambda: None)  # wakes the thread
         left_s = None if self.stop_by is None else max(LAST_STEP_S, self.stop_by - time.monotonic())
         self._thread.join(left_s)
 
     @property
     def runs(self) -> bool:
-        """Whether its thread has not ended."""
+        """Whether its thread is running."""
         return self._thread.is_alive()
 
     def end_all(self) -> int:
-        """End every request now, in the event loop's thread; a pass that runs is not waited for."""
+        """End every request now, in the event loop's thread, without waiting for a running pass."""
         for ticket in self._open:
             ticket.events.put_nowait(ShutdownError())
         return len(self._open)
@@ -129,12 +127,13 @@ class EngineWorker:
         return self._thread.is_alive() and not self._stopping
 
     async def generate(self, request: GenerationRequest) -> AsyncIterator[NewToken]:
-        """Tokens as they come, until the last.
+        """Yield tokens as they come, until the last.
 
-        Closing it earlier ends the request, whose data stays cached; cancelling it aborts it.
+        Closing it earlier ends the request, whose data stays cached; cancelling it aborts the
+        request.
 
         Raises:
-            KvgraftError: a request the engine refuses.
+            KvgraftError: the engine refuses the request.
             ShutdownError: the server is about to end.
             EngineFailureError: the model failed, or the engine has stopped.
         """
@@ -162,10 +161,10 @@ class EngineWorker:
             self._calls.put(lambda: self._leave(ticket, leave))
 
     async def call(self, function: Callable[[], T]) -> T:
-        """The result of a quick function that runs in the engine's thread, between two steps.
+        """Run a short function in the engine's thread between two steps; returns its result.
 
         Raises:
-            EngineFailureError: the engine has stopped, or stops before it comes to it.
+            EngineFailureError: the engine has stopped, or stops before it runs the function.
             KvgraftError: the function's own.
         """
         loop = asyncio.get_running_loop()
@@ -173,7 +172,7 @@ class EngineWorker:
 
         def settle(value: T | None, error: Exception | None) -> None:
             if result.done():
-                return  # its reader has gone
+                return  # its coroutine has gone
             if error is None:
                 result.set_result(value)  # type: ignore[arg-type]
             else:
@@ -194,7 +193,7 @@ class EngineWorker:
         return await result
 
     def post(self, function: Callable[[], object]) -> None:
-        """Run a quick function in the engine's thread, some time; nothing once it has stopped."""
+        """Run a short function in the engine's thread later; does nothing once that has stopped."""
 
         def run() -> None:
             with contextlib.suppress(KvgraftError):
@@ -219,7 +218,7 @@ class EngineWorker:
             self._close()
 
     def _take_calls(self) -> bool:
-        """Carry out queued calls; sleep while there is nothing to do. False at the end."""
+        """Run queued calls; sleep while there is nothing to do. False at the end."""
         try:
             call = self._next_call()
             while True:
@@ -244,7 +243,7 @@ class EngineWorker:
         self._tickets[ticket.generation] = ticket
 
     def _leave(self, ticket: Ticket, leave: Callable[[Generation], None]) -> None:
-        """The client has gone: end its request, unless it has ended before."""
+        """The client has gone: end its request, unless it has ended."""
         generation = ticket.generation
         if generation is not None and self._tickets.pop(generation, None) is not None:
             leave(generation)
@@ -263,7 +262,7 @@ class EngineWorker:
             ticket.put(new)
 
     def _lose(self, error: Exception) -> None:
-        """A step raised, and the request at fault is unknown: end them all."""
+        """A step raised and the request at fault is unknown: end all of them."""
         self.failures += 1
         log.error("the engine failed: %s: %s", type(error).__name__, error)
         for generation in list(self._tickets):
@@ -276,10 +275,10 @@ class EngineWorker:
         self._tickets.clear()
 
     def _close(self) -> None:
-        """The end of the thread: nobody is left waiting."""
+        """End the thread, so that no coroutine keeps waiting."""
         self._stopping = True
         with contextlib.suppress(queue.Empty):
-            while True:  # those that came too late are told below
+            while True:  # calls that came too late get an error below
                 self._calls.get_nowait()()
         self._tell_all(ShutdownError())
         self.engine.close()
