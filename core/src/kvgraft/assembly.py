@@ -299,7 +299,7 @@ def expect_device(name: str) -> None:
         device = torch_device(name)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
-        if reason.startswith("Expected one of"):  # and names twenty
+        if reason.startswith("Expected one of"):  # and lists twenty
             reason = "torch knows no such device"
         raise ConfigError(f"device {name!r}: {reason}; use {_devices_here()}") from error
     is_ours = device.type in ("cpu", "meta") or name == SIMULATED

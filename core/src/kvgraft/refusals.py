@@ -226,7 +226,7 @@ def _fields_around(model: type[BaseModel], place: list[str]) -> Mapping[str, Fie
     fields: Mapping[str, FieldInfo] = model.model_fields
     for part in place[:-1]:
         if part not in fields:
-            continue  # the name of one of several
+            continue  # the name of one member of a union
         annotation = fields[part].annotation
         kinds = (annotation, *get_args(annotation))
         inner = [each for each in kinds if isinstance(each, type) and issubclass(each, BaseModel)]

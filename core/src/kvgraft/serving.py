@@ -134,7 +134,7 @@ class Serving:
         self._make: Callable[..., Any] = parts.make
         self._stepper: Any = None
         self._pending: Any = None
-        load_if_installed("steps", "pending")  # not in the first call that needs one
+        load_if_installed("steps", "pending")  # now, since it would delay a pass
         self.guard = parts.ready(self)
 
     @property
@@ -265,7 +265,7 @@ class Serving:
 
         The request loses its slots and pins, and must be admitted again.
         """
-        #   match ─► new pins ─► old slots, promises and pins go: what both pin has stayed
+        #   match ─► new pins ─► old slots, promises and pins go: data under both pins stays
         self.expect_open()
         request = self.expect_own(request)
         if request.stage is CLOSED:
@@ -347,7 +347,7 @@ class Serving:
         if beyond is None:
             self._take_back(gave)
             return False
-        # What is published first leaves the room for these pages: pins of others' data take some.
+        # Reserved before publishing, which pins other requests' data and so takes headroom.
         for ledger, n_slots in beyond:
             ledger.promised += n_slots
         try:
@@ -409,7 +409,7 @@ class Serving:
             raise ConfigError(f"checkpoint: keep_slots {said}; leave it out")
         if fence is not None:
             expect_fence(fence)
-            self.journal.set_fence(fence)  # declined or not: it covers others' data, too (B4)
+            self.journal.set_fence(fence)  # even if declined: it covers others' data (B4)
         if self.tree.cleared and request.root in self.tree.cleared:
             return False
         return self.publisher.checkpoint(request, keep_slots=bool(keep_slots))

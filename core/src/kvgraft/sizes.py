@@ -138,13 +138,13 @@ def _pool_tokens(value: Any) -> Any:
 
 
 def _read(parse: Any, value: Any) -> Any:
-    # A plain number is an integer like any other, with the errors of one.
+    # A plain number is left to pydantic, with the errors of an integer.
     if not isinstance(value, str) or PLAIN.fullmatch(value):
         return value
     try:
         return parse(value)
     except ValueError as error:
-        reason = str(error).removeprefix(f"{value!r} ")  # the caller's message names the value
+        reason = str(error).removeprefix(f"{value!r} ")  # the message names the value already
         raise PydanticCustomError("size", "{reason}", {"reason": reason}) from error
 
 

@@ -258,7 +258,7 @@ class Chunk(Term):
 
     def contains(self, other: Term) -> bool:
         if isinstance(other, ChunkedLocal) and other.tokens == 2:
-            return True  # it needs the last token, or nothing
+            return True  # the other needs the last token or nothing
         if isinstance(other, (Chunk, ChunkedLocal)):
             return self.tokens % other.tokens == 0
         return isinstance(other, Trailing) and other.tokens == 1
@@ -283,7 +283,7 @@ class StateAt(Term):
         return 0
 
     def needs(self, boundary: int, token: int) -> bool:
-        # A state is a function of the tokens before it; the last one stands for it.
+        # A state is a function of all tokens before it; the last one represents them.
         return token == boundary - 1
 
     def is_within(self, other: Term) -> bool:

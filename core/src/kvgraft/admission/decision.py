@@ -142,13 +142,13 @@ def pages_up(tokens: int, page_size: int) -> int:
 def default_demand(component: TreeComponent, query: DemandQuery) -> Demand:
     """A request's demand on one component's DEVICE pool, in its slots."""
     if component.is_state:
-        # The live state, one per boundary to capture, one that follows a decode.
+        # The live state, one per boundary to capture, and one for the decode.
         decodes = int(query.total > query.prompt)
         return new_demand((1 + query.host_slots, query.checkpoints + decodes, ()))
     page_size, computed, step, prompt, tokens, host_slots, _ = query
     #   pages   ├─ held ─┼─ chunk ─┼─ rest of prompt and decode ─┼─ slack ─┤ = total
     #   now   = min(peak, chunk + slack) + host hits         later = peak - min(peak, chunk + slack)
-    #   peak  = total, or less where the reach is bounded: pages behind it are given back meanwhile
+    #   peak  = total, or less if the reach is bounded: pages behind it are released meanwhile
     held = -(-computed // page_size)
     last = -(-tokens // page_size)
     total = component.stored_between(held, last + SLACK_PAGES)

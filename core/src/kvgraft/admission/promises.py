@@ -373,7 +373,7 @@ def _own_slots(request: Request, component: TreeComponent, *, host: bool) -> int
         cell = node.cells[component.index]
         slots = cell.host if host else cell.device
         if slots is None and cell.incoming is not None:
-            # Another request's load-back is bringing it; it will be pinned all the same.
+            # Another request loads it back; it will be pinned anyway.
             slots = cell.incoming.slots if cell.incoming.to_host is host else None
         if slots is not None:
             total += len(slots) // SLOT_BYTES

@@ -107,7 +107,7 @@ def are_spans(answer: object) -> bool:
 
 
 def _are_copies(answer: object) -> bool:
-    # By their fields: the transfers' own type stands above this module.
+    # By fields: the type of copies is defined in a room above this module.
     return isinstance(answer, Sequence) and all(
         isinstance(copy, tuple) and hasattr(copy, "target_rows") and _whole(copy[0])
         for copy in answer

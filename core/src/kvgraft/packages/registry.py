@@ -79,7 +79,7 @@ def implemented_hooks(
                     f"{hook} is there since API {spec.since}, this component is written for API "
                     f"{written_for}; declare {spec.since}",
                 )
-            # A function of its own that happens to have the name of a later hook.
+            # Its own function, which happens to have the name of a later hook.
             continue
         if function is not None and hook not in implemented:
             raise PluginError(name, f"{hook} is not marked with @hookimpl, so it would never run")
@@ -204,7 +204,7 @@ def load_plugin(
         PluginError: a hook that is missing, misspelt, unmarked or has other arguments, another
             API version, or a declaration that does not fit the name.
     """
-    # Its version first: a newer hook than this core's would be taken for a misspelt hook below.
+    # Its version first: a hook of a later version would look misspelt below.
     declaration = _declare(name, implementation)
     written_for = _check_declaration(name, declaration, contract)
     manager = pluggy.PluginManager(PROJECT)

@@ -187,10 +187,9 @@ class EvictionPolicy(Protocol):
         """A class in words, for reports; empty if there is only one."""
 
 
-# Checksums name the prefixes of a sequence, for policies that remember what they have seen. That of
-# a piece follows that of the piece before, so that it names the whole prefix. Two prefixes of one
-# checksum are a wrong count, no more: hashes of stores and events are SHA-256, as theirs would be
-# another's data.
+# Checksums name prefixes, for policies that remember sequences. A piece's checksum is seeded with
+# the one before, so that it names the whole prefix. A collision only makes a count wrong. Hashes
+# of stores and events are SHA-256, because there a collision would return other data.
 
 PIECE_BYTES: Final = PIECE_TOKENS * 4
 

@@ -49,7 +49,7 @@ class SlotAllocator:
         self.capacity = self.end = capacity
         self.closing = 0
         self._free = array("i")
-        # The last ones, never taken so far; they come after everything in the stack.
+        # The last slots, never taken so far; they are handed out after the stack is empty.
         self._n_fresh = capacity
         self.n_free = capacity
         self.n_allocated = 0

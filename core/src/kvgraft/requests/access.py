@@ -20,7 +20,7 @@ class AccessTracker:
 
     def __init__(self, tree: Tree, policy: EvictionPolicy) -> None:
         self.tree = tree
-        self.policy: Any = policy  # its answers are looked at
+        self.policy: Any = policy  # its answers are checked
         self.classifies = policy.classifies
         base = tree.components[0]
         self.allocator = base.device.allocator

@@ -79,14 +79,14 @@ class Backups:
             operation = operations.begin_backup(self.tree, node, components)
             if operation is None and self._ensure_free(node, components):
                 if not operations.parent_on_host(self.tree, node, or_coming=True):
-                    return  # the room came from data above
+                    return  # room was made by evicting the parent's copy
                 operation = operations.begin_backup(self.tree, node, components)
             if operation is None:
                 return
             try:
                 self.journal.submit(operation, Direction.BACKUP)
             except PluginError as error:
-                # The request's call succeeded; the data is as good as never backed up (I8).
+                # The request's call succeeded; the data simply has no backup (I8).
                 logger.warning("a node stays without a backup: %s", error)
                 return
 
@@ -219,7 +219,7 @@ class CleanReserve:
 
     def _take(self, component: TreeComponent) -> _Next | None:
         """The next victim as the policy orders them, taken off its queue; None if there is none."""
-        in_order = partial(component.device.queue.take, EXPIRED)  # not what was left behind
+        in_order = partial(component.device.queue.take, EXPIRED)  # without evict-first data
         victim = eviction.next_victim(self.tree, component, in_order)
         return None if victim is None else _Next(victim.node.cells[component.index].stamp, victim)
 

@@ -198,8 +198,8 @@ class RequestComponent:
         self.demand = NO_DEMAND
         self.private: tuple[bytes, ...] = ()
         self._runs: list[Run] = []
-        # The last pages it took. They join the runs when those are read: a decode takes them one
-        # by one, and a run is a value that would be copied for each.
+        # The latest pages. They are added to the runs when those are read: a decode takes them
+        # one by one, and a run is immutable, so each page would copy it.
         self._newest = bytearray()
         self._newest_first = self._newest_end = 0
 

@@ -69,7 +69,7 @@ class Evictor:
             tenant: whose request needs them: victims are its own data, and what others borrowed
                 (K4, K5); None takes any data.
         """
-        #   cleared ─► left behind, oldest first ─► the clean reserve ─► the policy's order
+        #   cleared ─► evict-first, oldest first ─► the clean reserve ─► the policy's order
         ledger = component.books_for(tier, tenant)
         if n_slots <= ledger.room:
             return True
@@ -148,7 +148,7 @@ class Evictor:
             unbacked = self._unbacked(victim)
             if unbacked and not _is_afforded(victim, unbacked):
                 self._settle(self._copies_of(unbacked))
-                on_their_way = 0  # others have ended, or are overdue
+                on_their_way = 0  # they have ended, or are overdue
                 if ledger.room >= n_slots:
                     if self.tree.is_candidate(victim.node, component, DEVICE):
                         component.queue_device(victim.node)
@@ -175,7 +175,7 @@ class Evictor:
         self._settle(leaving)
         self._drop(component, n_slots)
         if ledger.room < n_slots:
-            # Copies that outlasted an earlier call hold slots as well, and so do those made ahead.
+            # Overdue copies of earlier calls and copies of the clean reserve hold slots, too.
             self._settle(self._copies_of([component]))
             self._drop(component, n_slots)
 
@@ -235,7 +235,7 @@ class Evictor:
         if not unbacked or not _is_afforded(victim, unbacked):
             return None
         for component in unbacked:
-            # It stays its tenant's data, so its tenant's share of HOST has to hold it.
+            # The copy belongs to the same tenant, so that tenant's share of HOST must hold it.
             ledger, n_slots = component.ledger(HOST, node.tenant), component.n_slots(node)
             fits = n_slots <= ledger.headroom
             if not fits or not self.ensure_free(component, HOST, n_slots, node.tenant):

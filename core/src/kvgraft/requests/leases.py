@@ -221,7 +221,7 @@ class Leases:
         if locks is None:
             return pinning.acquire(self.tree, anchor, host_from=host_from, touch=touch)
         if host_from is not None:
-            # The pages that a load-back brings besides the reaches are pinned on HOST as well (M4).
+            # Pages that a load-back brings beyond the reaches are pinned on HOST as well (M4).
             starts = [span.start for segment in locks.segments.values() for span in segment]
             host_from = min([host_from, *starts])
         return pinning.acquire(
@@ -242,7 +242,7 @@ def begin_at(lease: Lease, request: Request, tree: Tree) -> None:
     found, receipt = lease.match, lease.receipt
     request.receipt, request.limited = receipt, lease.limited
     if request.root is not found.root:
-        # Its namespace was cleared since it began: it goes on in the new tree.
+        # Its namespace was cleared after it began: it continues in the new tree.
         root = tree.hold_root(request.namespace)
         tree.release_root(request.root)
         request.root = root

@@ -72,7 +72,7 @@ class Offers:
         """The captured states that the request offers up to boundary `end`; the rest stays."""
         offered = part.captured
         part.captured = {}
-        # Where a bounded base's page is still the request's own, its state follows it (T4).
+        # If a page of a bounded base is still private, so is the state at its end (T4).
         base = () if self.tree.prefix_closed else request.components[0].runs
         if offered and (base or max(offered) > end):
             part.captured = {
@@ -178,7 +178,7 @@ class Publisher:
             if request.bounded_components:
                 n_splits, passed = self.tree.n_splits, range(page, page + (end != request.total))
                 if start >= request.prompt:
-                    # Page by page, with the promise that it has there without drafts (G3).
+                    # Page by page, with the promise that it would have without drafts (G3).
                     passed = range(start // size + 1, page + (page * size != request.total))
                 for at in passed:
                     ahead = at + 1 + request.draft_pages - request.allocated
@@ -247,7 +247,7 @@ class Publisher:
             else:
                 self.insert(request, page)
         page = max(page, request.cached)
-        if request.state_components:  # some that it shared before may have been evicted since
+        if request.state_components:  # states that it shared may have been evicted
             page = matching.match(self.tree, request.key, page).anchor
         return page
 
@@ -366,7 +366,7 @@ class Publisher:
         """Offer private data up to boundary `page`; duplicates of tree data are freed (I1)."""
         inserted = self._offer(request, page, None)
         self._queue(inserted)
-        self.tree.prune(inserted.anchor)  # of a window that was left behind nothing came (T3)
+        self.tree.prune(inserted.anchor)  # evict-first pages may have had no place (T3)
         return inserted
 
     def _offer(self, request: Request, page: int, retained: Retained | None) -> inserting.Inserted:
@@ -462,7 +462,7 @@ class Publisher:
         #   start ─────► ... anchor ─────► end       start: the anchor, or above it where pages or
         #   └─ the offer begins here at the first    states of the offer come before its boundary
         if self.points.matter and not self.tree.has_state:
-            # Also those that lie behind `end`: part of their data may be handed over now.
+            # Also points behind `end`: a part of their data may be inserted now.
             passed = max(end, request.computed // self.tree.page_size)
             for page in self.points.grid_between(request, request.last_point, passed):
                 request.points.setdefault(page, GRID)
@@ -470,7 +470,7 @@ class Publisher:
         holdings = self.offers.take_out(request, end, retained)
         start = request.receipt.anchor
         if start.end * self.tree.page_size != request.anchor_tokens:
-            # The anchor went down as it published: part of the offer may lie above it.
+            # The anchor is deeper than at the match: a part of the offer may be above it.
             first = end
             for each in holdings:
                 if each.runs:

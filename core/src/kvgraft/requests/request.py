@@ -204,7 +204,7 @@ class Request:
         self.use_counted = False
         self.deferrals_left = 0
         self.deferred = False
-        # A lease fills these in, also one that takes another's place.
+        # The lease fills these in, and so does each later one.
         self.receipt: Receipt
         self.root: Node
         self.limited: Limited | None

@@ -94,7 +94,7 @@ class ResumePoints:
             per_page += 0 if host is None else host.slab_nbytes * base.slots_per_page
         bounded = [component for component in tree.components if not component.is_prefix_closed]
         states = [component for component in bounded if component.is_state]
-        # Pages of windows go as the decode passes on, and a state without them is of no use.
+        # A decode drops pages behind a window, and a state without its window is useless.
         decode_tokens, max_drafts = config.decode_interval_tokens, config.max_drafts
         if states != bounded:
             decode_tokens = min(decode_tokens, DRAFTED_TOKENS) if max_drafts and states else 0
@@ -102,7 +102,7 @@ class ResumePoints:
         self.late_pages = 0 if states == bounded else self.decode_pages - 1
         self.draft_pages = -(-max_drafts // tree.page_size)
         self.state_spacing = _pages_for(states, nbytes, per_page)
-        # However few bytes a state takes: the grid leaves most slots to the other points.
+        # Even if states are small: the grid leaves most slots to the other points.
         base_pages = base.device.capacity / base.slots_per_page
         for_slots = [base_pages / (component.device.capacity * GRID_SHARE) for component in states]
         self.spacing = max([_pages_for(bounded, nbytes, per_page), *map(math.ceil, for_slots)])
@@ -134,8 +134,8 @@ class ResumePoints:
         the engine's are the request's.
         """
         #   anchor ──── base ──────── repeat ── last ── prompt      repeat < last: an aligned prompt
-        #               BRANCH        REPEAT    PROMPT_END          ASKED wherever somebody asked
-        # A state is captured where it was asked for, or saves `cut_pages` against the one before.
+        #               BRANCH        REPEAT    PROMPT_END          ASKED at any asked page
+        # A state is captured where asked for, or if it saves `cut_pages` against the one before.
         size, anchor = self.tree.page_size, found.anchor
         last, repeat = request.prompt // size, (request.prompt - 1) // size
         named = {*asked, *request.resume_at} if asked or request.resume_at else NO_PAGES
@@ -220,7 +220,7 @@ class ResumePoints:
     def used_at(self, anchor: Node) -> None:
         """Count the use of a point: an admitted request resumes at the end of `anchor`."""
         points = anchor.points
-        if len(points) == anchor.end - anchor.start:  # they end with a point
+        if len(points) == anchor.end - anchor.start:  # the node ends with a point
             self.used[KINDS[points[-1]]] += 1
 
 

@@ -35,7 +35,7 @@ def needed_between(
     merged: list[Span] = []
     window = component.window_pages
     if window is not None:
-        # The usual case of the general rule below, without the spans in between.
+        # The usual case of the general rule below, without intermediate spans.
         low = high = -1
         for boundary in sorted(boundaries):
             start = boundary - window if boundary > window else 0
@@ -229,20 +229,20 @@ class StateSlots:
         The copy waits until then, because a request that ends here donates the state itself (I7).
         Page 0 stands for no boundary: a state that was due and not kept has been overwritten.
         """
-        #   POINT    a promised point is at `page`        GRID, LEFT   in the prompt, if there is
-        # room   DECODED  behind the prompt, at multiples of `decode_pages`
+        #   POINT     a promised point is at `page`      GRID, LEFT   in the prompt, if wanted there
+        #   DECODED   behind the prompt, every `decode_pages`          elsewhere nothing is due
         due_as = DECODED
         parts = request.state_components
         for part in parts:
             if part.due and part.due_as is POINT:
-                # It was promised and never kept, and the model has written over it (I11).
+                # It was promised and not kept, and the model has overwritten it (I11).
                 self.points.skip(request, part.due, PASSED)
                 part.account.forgo(1)
         ahead = request.checkpoints
         while ahead and ahead[0] != page and ahead[0] * self.tree.page_size <= request.computed:
             self.points.skip(request, ahead.pop(0), PASSED)
             for part in parts:
-                part.account.forgo(1)  # slots promised for no point are free again (I12)
+                part.account.forgo(1)  # promises without a point are given up (I12)
         if ahead and ahead[0] == page:
             request.last_point = ahead.pop(0)
             due_as = POINT
@@ -260,8 +260,8 @@ class StateSlots:
 
     def settle_due(self, request: Request) -> None:
         """Decide on a state that was not promised: all components keep it, or none does (I10)."""
-        #   GRID   kept if headroom > 0 in every pool; else the point is skipped, and named
-        #   LEFT   the same, and a slot is free or has a state that was left behind; else forgotten
+        #   GRID   kept if headroom > 0 in every pool; else the point counts as skipped
+        #   LEFT   the same, if a slot is free or holds an evict-first state; else dropped silently
         if not request.state_components:
             return
         first = request.state_components[0]
@@ -314,7 +314,7 @@ class StateSlots:
             else:
                 self.copy(component, part.live, slot)
                 part.captured[page] = slot
-        # Last: where room is still being made, the engine calls again and the state is due still.
+        # Last: if room is still being made, the engine calls again, and the state must be due.
         part.due = 0
 
     def keep_due_states(self, request: Request, page: int) -> int:

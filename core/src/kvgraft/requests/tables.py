@@ -98,7 +98,7 @@ def slot_table(
         if slots is None:
             continue
         if run.first < page:
-            # Published of wider components only, or another request's: it reads its own.
+            # Published only for wider components, or by another request: it reads its own.
             beside.append(run)
             continue
         if run.first > page:

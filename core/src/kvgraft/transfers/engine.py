@@ -194,7 +194,7 @@ class CpuTransferEngine:
         ]
         for worker in self._workers:
             worker.start()
-        # Workers know the queue alone: an engine that is dropped unclosed stops them as well.
+        # Workers refer only to the queue, so dropping an unclosed engine stops them as well.
         self._stop = weakref.finalize(self, _stop, self._queue, n_workers)
 
     def submit(self, copies: Sequence[PlaneCopy], fence: Fence | None = None) -> Ticket:

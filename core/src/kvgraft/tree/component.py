@@ -185,7 +185,7 @@ class Candidates:
     def _line(self, node: Node, stamp: int) -> _Line:
         """Where a node with that stamp belongs by now."""
         lines, lifetimes = self._lines[node.tenant], self._tree.lifetimes
-        if stamp < FIRST_USE:  # `is_left_behind` as well, at each push and withdrawal
+        if stamp < FIRST_USE:  # as `is_left_behind`, inlined: it is called at each push
             return lines[LEFT]
         level = 0 if lifetimes is None else lifetimes.priority(stamp)
         line = lines.get(level)

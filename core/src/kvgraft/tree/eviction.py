@@ -75,7 +75,7 @@ def next_victim(
         victim = victim_at(tree, node, component)
         if victim is None:
             passed.append(node)
-    for node in passed:  # it is a candidate still, though not for this request
+    for node in passed:  # still candidates, though not for this request
         if tree.is_candidate(node, component, DEVICE):
             component.queue_device(node)
         component.queue_double(node)
@@ -270,7 +270,7 @@ def _evict_host_node(tree: Tree, node: Node, component: TreeComponent) -> None:
         not of_another or _all_borrowed(node, component, held, HOST)
     )
     if not at_leaf or any(not _host_idle(node, other) for other in held):
-        # A canonical copy on HOST is of use as long as DEVICE has the wider component's data.
+        # A canonical copy on HOST is useful while DEVICE has the wider component's data.
         held = [
             other
             for other in held
@@ -319,8 +319,8 @@ def drop_unreachable(tree: Tree, node: Node) -> None:
     That is: cells of narrower components on the node, and everything below it. It is unpinned by
     T6; the cost grows with the cells dropped.
     """
-    #   root ── all there ── node: a prefix-closed component has none, on no tier, nor on its way
-    #                         └── what lies below: nobody can resume from it
+    #   root ── data ── node: a prefix-closed component has no data on any tier, none in flight
+    #                    └── nodes below: no request can resume there
     if not tree.prefix_closed or node.parent is None:
         return
     for component in tree.prefix_closed:

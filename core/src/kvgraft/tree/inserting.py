@@ -247,7 +247,7 @@ def _lengthen(tree: Tree, leaf: Node, key: TokenKey, end: int, holdings: list[Ho
     own request holds it, nothing of it was copied, and every component goes on as it does there.
     """
     #   leaf [......end) + [end......stop)     stop: where an offer begins or ends, or has a state
-    # A cell with data gets the offer's, one without stays without: private -> pinned or evictable.
+    # Cells with data get the offer's, empty ones stay empty: private -> pinned or evictable.
     start = leaf.end
     if leaf.parent is None or leaf.receipts != 1 or leaf.operations is not None:
         return
@@ -300,7 +300,7 @@ def _adopt(tree: Tree, node: Node, component: TreeComponent, holding: Holding) -
     Computing existing data again is a use of it, unless it is left behind again.
     """
     #   cell empty, and data it depends on is there:  private -> evictable, or pinned (L4)
-    #   cell full, or of no use without wider data:   private -> free
+    #   cell full, wider data missing, or only a part of the node:  private -> free
     cells = node.cells
     wanted = cells[component.index].device is None
     for index in component.depends_on:

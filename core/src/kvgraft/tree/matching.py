@@ -224,7 +224,7 @@ def _first_gap(
         there = readable(node.cells[position], component, device_only=device_only)
         return None if there and node.end == boundary else node
     if component.is_prefix_closed:
-        # DEVICE data is prefix closed (T5), and `walk` went only where every tier together is.
+        # DEVICE data is prefix closed (T5), and `walk` checked both tiers together on the way.
         there = not device_only or readable(node.cells[position], component, device_only=True)
         return None if there else node
     if component.window_pages is not None:

@@ -281,7 +281,7 @@ def begin_load_back(tree: Tree, receipt: Receipt) -> Operation | None:
     if reserved is None:
         return None
     filled = sorted({id(node): node for _, node in wanted}.values(), key=lambda n: n.start)
-    # The same pages as the request: other segments would split nodes that slots are reserved for.
+    # The request's own segments: others would split nodes that have reserved slots.
     pins = acquire(
         tree,
         receipt.anchor,

@@ -143,9 +143,9 @@ def acquire(
             before.
         locks: releases the components' own locks: with the pin, or at once if nothing is pinned.
     """
-    #   cell with data, no pin yet:  evictable -> pinned      other cells: a pin more, no slot moves
-    # An empty cell takes its pin, too: data that arrives there is pinned (L4). Headroom is free +
-    # evictable - promised: below zero a promise would have nothing behind it, so all is undone.
+    #   cell with data, no pin yet:  evictable -> pinned    other cells: one pin more, no slot moves
+    # An empty cell is pinned, too: data that arrives there is pinned (L4). Headroom is free +
+    # evictable - promised: below zero a promise would not be covered, so all pins are undone.
     boundary = anchor.end
     if touch:
         tree.tick()
@@ -202,8 +202,8 @@ def acquire_node(tree: Tree, node: Node, components: Sequence[TreeComponent]) ->
             segments.append((Span(node.end, node.end),))
         else:
             segments.append((Span(node.start, node.end),))
-    # A canonical copy on HOST stays as long as the component's pins on DEVICE: no victim, and so
-    # not evictable in the ledger either.
+    # Pins on DEVICE keep a canonical copy on HOST, too. It is no victim then, so the ledger must
+    # not count it as evictable.
     host_from = 0 if tree.homes_on_host else None
     return acquire(tree, node, host_from=host_from, touch=False, segments=segments)
 
@@ -349,7 +349,7 @@ def _pin_state(component: TreeComponent, anchor: Node, stamp: int) -> int:
 def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, stamp: int) -> int:
     """Pin a span from `anchor` upwards; slots that stopped being evictable."""
     #   root ── ... ──[low ──────── high)── ... ── anchor     nodes are cut at low and high
-    # Each cell in between counts one pin more; slots of those that had none: evictable -> pinned.
+    # Each cell in between gets one pin more; slots of cells without pins: evictable -> pinned.
     index = component.index
     low, high = span
     moved = 0
@@ -458,7 +458,7 @@ def pin_host(
     step: int,
 ) -> None:
     """Add `step` HOST pins over `segment` from page `host_from` on."""
-    #   first pin of a cell with data:  evictable -> pinned        last one gone:  back
+    #   first pin of a cell with data:  evictable -> pinned      last pin released:  back
     index, pool, edge = component.index, component.host, int(step > 0)
     moved = 0
     nodes: list[Node] = []

@@ -189,7 +189,7 @@ class Tree:
         """
         try:
             return self.by_name[name]
-        except (KeyError, TypeError):  # or not even hashable
+        except (KeyError, TypeError):  # unknown, or not hashable
             names = ", ".join(self.by_name)
             raise ConfigError(f"component {name!r} is not in this cache; it has: {names}") from None
 
