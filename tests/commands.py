@@ -12,7 +12,7 @@ from pathlib import Path
 
 from .forking import PRELOADED, run_program
 
-__all__ = ["KVGRAFT", "ROOT", "Forked", "run", "run_forked"]
+__all__ = ["KVGRAFT", "ROOT", "Forked", "run", "run_forked", "storage_command"]
 
 ROOT = Path(__file__).parents[1]
 """The repository."""
@@ -57,6 +57,16 @@ def run_forked(
         subprocess.TimeoutExpired: it took longer.
     """
     return Forked(*arguments, cwd=cwd, **environment).ended(timeout_s)
+
+
+def storage_command(*arguments: str) -> tuple[int, str]:
+    """Exit status and output of `kvgraft storage`, in this process."""
+    from click.testing import CliRunner
+
+    from kvgraft_storage.command import storage
+
+    done = CliRunner().invoke(storage, list(arguments), env={"COLUMNS": "250"})
+    return done.exit_code, done.output
 
 
 class Forked:

@@ -65,21 +65,15 @@ def classes(cache: Cache) -> set[int]:
     return {class_of(node.cells[0].stamp) for node in cache.tree.nodes()}
 
 
-def start(cache: Cache, n_tokens: int, namespace: object = None) -> Any:
-    request = cache.begin(TokenKey(range(n_tokens), namespace=namespace))
-    assert cache.admit(request).admitted
-    return request
-
-
 def test_a_restart_is_a_use_of_the_request_that_restarts_and_counted_once(
     opened: Callable[..., Cache],
 ) -> None:
     with opened(Classifying) as cache:
-        first = start(cache, 64, namespace=3)
+        first = life.admitted(cache, TokenKey(range(64), namespace=3))
         cache.allocate(first, 64)
         cache.computed(first, 64)
         cache.checkpoint(first)
-        other = start(cache, 16, namespace=5)
+        other = life.admitted(cache, TokenKey(range(16), namespace=5))
         cache.restart(first)
         assert classes(cache) == {3}
         assert cache.admit(first).admitted
@@ -135,7 +129,7 @@ def test_an_answer_that_is_no_class_is_refused_and_the_books_stay_right(
             with refused:
                 cache.begin(TokenKey(range(64)))
         else:
-            request = start(cache, 64)
+            request = life.admitted(cache, range(64))
             with refused:
                 cache.finish(request)
             cache.abort(request)
@@ -176,7 +170,7 @@ def test_an_explanation_names_a_policy_that_cannot_say_how_it_ranks(
             return answer
 
     with opened(Bad) as cache:
-        request = start(cache, 64)
+        request = life.admitted(cache, range(64))
         assert cache.allocate(request, 64)
         cache.computed(request, 64)
         cache.finish(request)

@@ -29,21 +29,13 @@ def victims(policy: str) -> list[int]:
     cache = Cache.open(["full"], device_tokens=4096, page_size=64, policy=policy)
     chance, order = random.Random(1), []
     for number in range(60):
-        serve(cache, [number] * 256)
+        life.serve(cache, [number] * 256)
         if chance.random() < 0.5:
-            serve(cache, [max(0, number - chance.randrange(8))] * 256)
+            life.serve(cache, [max(0, number - chance.randrange(8))] * 256)
         there = {each for each in range(60) if cache.explain(TokenKey([each] * 256)).anchor}
         order.append(hash(frozenset(there)))
     cache.close()
     return order
-
-
-def serve(cache: Cache, tokens: list[int], hint: str | None = None) -> int:
-    request = cache.begin(TokenKey(tokens))
-    assert cache.admit(request).admitted
-    life.prefill(cache, request)
-    cache.finish(request, hint=hint)
-    return request.anchor_tokens
 
 
 def test_density_is_lru_until_it_has_learnt_something() -> None:
@@ -59,8 +51,8 @@ def test_density_keeps_sequences_that_come_back_where_lru_keeps_the_latest() -> 
         )
         hits[policy] = 0
         for number in range(1200):
-            serve(cache, [1_000_000 + number] * 2048)
-            hits[policy] += serve(cache, [number % 24] * 2048) > 0
+            life.serve(cache, [1_000_000 + number] * 2048)
+            hits[policy] += life.serve(cache, [number % 24] * 2048).anchor_tokens > 0
         cache.close()
     assert hits["lru"] == 0
     assert hits["density"] > 600
@@ -71,8 +63,8 @@ def test_sequences_that_are_over_leave_first_once_that_was_learnt() -> None:
         ["full"], device_tokens=40 * 2048, page_size=64, payload=False, policy="density"
     )
     for number in range(600):
-        serve(cache, [1_000_000 + number] * 2048, "over")
-        serve(cache, [number % 30] * 2048, Hint.CONTINUES.value)
+        life.serve(cache, [1_000_000 + number] * 2048, {"hint": "over"})
+        life.serve(cache, [number % 30] * 2048, {"hint": Hint.CONTINUES.value})
     there = [cache.explain(TokenKey([n] * 2048)).anchor > 0 for n in range(30)]
     assert sum(there) >= 28
     cache.close()

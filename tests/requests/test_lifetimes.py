@@ -44,13 +44,9 @@ def opened(policy: str = "lru", clock: Time | None = None, **settings: Any) -> C
     return Cache(config, clock=clock)
 
 
-def serve(
-    cache: Cache, prompt: list[int], at_end: dict[str, Any] | None = None, **term: Any
-) -> None:
-    request = cache.begin(TokenKey(prompt), **term)
-    assert cache.admit(request).admitted
-    run(cache, request)
-    cache.finish(request, **(at_end or {}))
+def serve(cache: Cache, *given: Any, **retention: Any) -> None:
+    """As `life.serve`; its copies have ended."""
+    life.serve(cache, *given, **retention)
     cache.drain()
 
 

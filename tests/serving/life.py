@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from kvgraft import Cache, Request, TokenKey
@@ -54,8 +55,13 @@ def decode(cache: Cache, request: Request, tokens: Iterable[int]) -> None:
         cache.computed(request, 1)
 
 
-def serve(cache: Cache, tokens: TokenKey | Iterable[int], **begin: Any) -> Request:
-    """A whole life without output."""
+def serve(
+    cache: Cache,
+    tokens: TokenKey | Iterable[int],
+    at_end: Mapping[str, Any] = MappingProxyType({}),
+    **begin: Any,
+) -> Request:
+    """A whole life without output; `at_end` goes to `finish`."""
     request = prefilled(cache, tokens, **begin)
-    cache.finish(request)
+    cache.finish(request, **at_end)
     return request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import torch
 
@@ -14,7 +15,7 @@ from kvgraft.types import Tier
 
 from ..serving.server import slots_on
 
-__all__ = ["Broken", "GatedRows", "HeldFence", "kept_on", "pages_on"]
+__all__ = ["Broken", "GatedRows", "HeldFence", "kept_on", "pages_on", "settle"]
 
 
 class HeldFence(threading.Event):
@@ -64,3 +65,10 @@ def pages_on(cache: Cache, tokens: list[int], component: str, tier: Tier) -> lis
     """Numbers of the pages of `tokens` that the component holds on a tier."""
     found = slots_on(cache, tokens, component, tier)
     return [page for page, slot in enumerate(found) if slot is not None]
+
+
+def settle(cache: Cache) -> None:
+    """Wait until all copies have ended."""
+    deadline = time.monotonic() + 60
+    while not cache.drain():
+        assert time.monotonic() < deadline

@@ -15,7 +15,7 @@ from kvgraft_testing.stepped import SteppedTransferEngine
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS
-from .gates import Broken, HeldFence, kept_on, pages_on
+from .gates import Broken, HeldFence, kept_on, pages_on, settle
 
 PROMPT = list(range(100, 116))
 MORE = [*PROMPT, *range(200, 208)]
@@ -284,14 +284,8 @@ def test_draining_is_bounded_and_says_whether_all_ended() -> None:
     assert not cache.drain()
     assert time.monotonic() - started < 30
     fence.set()
-    _settled(cache)
+    settle(cache)
     cache.close()
-
-
-def _settled(cache: Cache) -> None:
-    deadline = time.monotonic() + 60
-    while not cache.drain():
-        assert time.monotonic() < deadline
 
 
 def test_room_for_a_backup_is_not_made_of_the_backup_above_it() -> None:

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from kvgraft import Cache, Tier, TokenKey, WritePolicy
-from kvgraft.requests.request import Request
 from kvgraft.types import Direction
 
-from ..serving import life
+from ..serving.life import prefilled
 
 PROMPT = list(range(8))
 
@@ -21,14 +20,6 @@ SIZES: dict[str, Any] = {
     "host_tokens": 64,
     "write_policy": "write-through",
 }
-
-
-def computed(cache: Cache, tokens: list[int]) -> Request:
-    """A request that has computed its prompt and named no fence yet."""
-    request = cache.begin(TokenKey(tokens))
-    assert cache.admit(request).admitted
-    life.prefill(cache, request)
-    return request
 
 
 def test_a_backup_started_by_a_later_hit_still_waits_for_the_producers_fence() -> None:
@@ -77,12 +68,12 @@ def test_a_backup_waits_for_the_latest_fence_that_was_named(call: str) -> None:
         write_policy=WritePolicy.WRITE_THROUGH_SELECTIVE,
     )
     first, latest = threading.Event(), threading.Event()
-    cache.finish(computed(cache, PROMPT), first)
+    cache.finish(prefilled(cache, PROMPT), first)
     if call == "finish":
-        cache.finish(computed(cache, [7, *PROMPT]), latest)
+        cache.finish(prefilled(cache, [7, *PROMPT]), latest)
     else:
         tokens = [7, *PROMPT] if call == "checkpoint" else [7]
-        request = computed(cache, tokens)
+        request = prefilled(cache, tokens)
         assert cache.checkpoint(request, latest) == (call == "checkpoint")
         cache.abort(request)
     first.set()
@@ -105,7 +96,7 @@ def test_a_fence_that_is_named_again_does_not_undo_a_newer_one(last: str) -> Non
     """It is the old point, or the engine uses the object for a newer one, reached last."""
     cache = Cache.open(["full"], **SIZES)
     first, second = threading.Event(), threading.Event()
-    early, late = computed(cache, PROMPT), computed(cache, [7, *PROMPT])
+    early, late = prefilled(cache, PROMPT), prefilled(cache, [7, *PROMPT])
     cache.computed(early, 0, first)
     cache.computed(late, 0, second)
     assert cache.checkpoint(early, first)
@@ -125,7 +116,7 @@ def test_a_newer_fence_covers_those_before_it() -> None:
     """Of a step that the engine gave up, say: its fence is never reached."""
     cache = Cache.open(["full"], **SIZES)
     given_up, also_given_up, newest = (threading.Event() for _ in range(3))
-    request = computed(cache, PROMPT)
+    request = prefilled(cache, PROMPT)
     for fence in (given_up, also_given_up, given_up, newest):
         cache.computed(request, 0, fence)
     newest.set()
@@ -138,7 +129,7 @@ def test_a_newer_fence_covers_those_before_it() -> None:
 @pytest.mark.parametrize("call", ["finish", "checkpoint"])
 def test_a_fence_named_by_a_request_of_a_cleared_namespace_covers_others_data(call: str) -> None:
     cache = Cache.open(["full"], **SIZES)
-    other = computed(cache, PROMPT)
+    other = prefilled(cache, PROMPT)
     cleared = cache.begin(TokenKey(PROMPT, "gone"))
     assert cache.admit(cleared).admitted
     assert cache.allocate(cleared, 8)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from kvgraft import Direction, GuardMode, Tier, WritePolicy
-from kvgraft.cache import Cache
 from kvgraft.config import parse_config
 from kvgraft.transfers import CpuTransferEngine, Ticket
 from kvgraft_testing.stepped import SteppedTransferEngine
@@ -16,7 +15,7 @@ from kvgraft_testing.stepped import SteppedTransferEngine
 from ..serving.engines import PromptEngine
 from ..serving.server import Server
 from ..serving.setups import SETUPS
-from .gates import HeldFence, kept_on, pages_on
+from .gates import HeldFence, kept_on, pages_on, settle
 
 PROMPT = list(range(100, 116))
 WRITE_BACK = WritePolicy.WRITE_BACK
@@ -146,12 +145,6 @@ def test_pages_whose_copy_is_on_its_way_are_demoted_and_lost_only_if_it_fails(en
     assert (sum(cache.points.lost.values()) > lost) == (ends == "fails")
     cache.check_integrity()
     cache.close()
-
-
-def settle(cache: Cache) -> None:
-    deadline = time.monotonic() + 60
-    while not cache.drain():
-        assert time.monotonic() < deadline
 
 
 class Endless(PromptEngine):

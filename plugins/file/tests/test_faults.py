@@ -15,9 +15,9 @@ from click.testing import CliRunner
 from kvgraft.errors import ConfigError
 from kvgraft_file.disk import DiskFile, supports_direct
 from kvgraft_storage import Status, Storage, open_storage
-from kvgraft_storage.command import storage as storage_command
+from kvgraft_storage.command import storage as storage_group
 from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, stored
-from tests.commands import KVGRAFT, run_forked
+from tests.commands import KVGRAFT, run_forked, storage_command
 
 from .store import open_store, segments
 
@@ -263,38 +263,35 @@ def test_a_store_that_was_closed_says_so(tmp_path: Path) -> None:
         store.exists([bytes(32)])
 
 
-def command(*arguments: str) -> tuple[int, str]:
-    """Exit status and output of `kvgraft storage`."""
-    done = CliRunner().invoke(storage_command, list(arguments), env={"COLUMNS": "250"})
-    return done.exit_code, done.output
-
-
 def test_the_command_shows_verifies_and_clears(tmp_path: Path) -> None:
     url = f"file:{tmp_path}?capacity=1MiB"
     storage = Storage(FINGERPRINT, open_store(tmp_path))
     stored(storage, addresses(3), SIZE)
     assert storage.close()
-    status, told = command("stats", url)
+    status, told = storage_command("stats", url)
     assert (status, "records" in told) == (0, True)
-    assert json.loads(command("stats", "--json", url)[1])["records"] == 3
-    status, told = command("verify", url)
+    assert json.loads(storage_command("stats", "--json", url)[1])["records"] == 3
+    status, told = storage_command("verify", url)
     assert (status, "nothing damaged" in told) == (0, True)
     (path,) = segments(tmp_path)
     with path.open("r+b") as file:
         file.seek(9000)
         file.write(b"damage")
-    status, told = command("verify", url)
+    status, told = storage_command("verify", url)
     assert status == 1
     assert "does not match its checksum" in told
     assert "3 records" in told
-    status, told = command("verify", "--json", url)
+    status, told = storage_command("verify", "--json", url)
     assert (status, len(json.loads(told)["damaged"])) == (1, 1)
-    asked = CliRunner().invoke(storage_command, ["clear", url])
+    asked = CliRunner().invoke(storage_group, ["clear", url])
     assert str(asked.exception) == "nothing removed: no answer; add --yes"
-    refused = CliRunner().invoke(storage_command, ["clear", url], input="n\n")
+    refused = CliRunner().invoke(storage_group, ["clear", url], input="n\n")
     assert str(refused.exception) == "nothing removed"
     assert segments(tmp_path)
-    assert command("clear", "--yes", url) == (0, f"removed 3 records, {4096 + 3 * 16384:,} bytes\n")
+    assert storage_command("clear", "--yes", url) == (
+        0,
+        f"removed 3 records, {4096 + 3 * 16384:,} bytes\n",
+    )
     assert not segments(tmp_path)
 
 
@@ -303,7 +300,7 @@ def test_the_command_refuses_a_directory_that_is_no_store_and_leaves_it_alone(
 ) -> None:
     (tmp_path / "notes.txt").write_text("not a store")
     for arguments in (["stats"], ["verify"], ["clear", "--yes"]):
-        refused = CliRunner().invoke(storage_command, [*arguments, f"file:{tmp_path}"])
+        refused = CliRunner().invoke(storage_group, [*arguments, f"file:{tmp_path}"])
         assert str(refused.exception) == (
             f"storage 'file': {tmp_path} holds no store: 0 segments, no kvgraft.lock; "
             "name the directory of a store"
@@ -314,9 +311,9 @@ def test_the_command_refuses_a_directory_that_is_no_store_and_leaves_it_alone(
 def test_the_command_shows_a_capacity_only_where_the_url_gives_it(tmp_path: Path) -> None:
     open_store(tmp_path).close()
     url = f"file:{tmp_path}"
-    assert json.loads(command("stats", "--json", url)[1])["capacity"] is None
-    assert "no limit known" in command("stats", url)[1]
-    given = json.loads(command("stats", "--json", f"{url}?capacity=1MiB")[1])
+    assert json.loads(storage_command("stats", "--json", url)[1])["capacity"] is None
+    assert "no limit known" in storage_command("stats", url)[1]
+    given = json.loads(storage_command("stats", "--json", f"{url}?capacity=1MiB")[1])
     assert given["capacity"] == 1 << 20
 
 

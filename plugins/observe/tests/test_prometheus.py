@@ -24,18 +24,13 @@ READ = {metric.name: metric.read for metric in METRICS if metric.read is not Non
 COUNTED = [metric for metric in METRICS if metric.name in READ]
 
 
-def serve(cache: Cache, n_tokens: int) -> None:
-    """One request, to its end."""
-    life.serve(cache, range(n_tokens))
-
-
 @pytest.fixture(name="cache")
 def served_cache() -> Iterator[Cache]:
     """Two requests went through it."""
     components = {"full": {}, "swa": {"window": 64}, "hisparse": {}}
     with Cache.open(components, page_size=16, device_tokens=1024, host_tokens=2048) as cache:
-        serve(cache, 200)
-        serve(cache, 200)
+        life.serve(cache, range(200))
+        life.serve(cache, range(200))
         cache.drain()
         yield cache
 
@@ -88,7 +83,7 @@ def test_a_scrape_shows_the_counts_of_the_moment(cache: Cache) -> None:
         samples, "kvgraft_slots", component="hisparse", tier="private 0", owner="free"
     ) == (stats.components["hisparse"].private[0].free)
     assert not any(name.startswith("kvgraft_storage") for name in samples)
-    serve(cache, 200)
+    life.serve(cache, range(200))
     assert value(scraped(collector), "kvgraft_admitted_requests_total") == 3
 
 
@@ -96,7 +91,7 @@ def test_durations_and_reasons_are_counted_from_when_the_collector_is_made(cache
     collector = CacheCollector(cache, explain_every=2)
     assert value(scraped(collector), "kvgraft_match_duration_seconds_count") == 0
     for _ in range(3):
-        serve(cache, 300)
+        life.serve(cache, range(300))
     samples = scraped(collector)
     for name in ("match_duration", "admission_wait"):
         assert value(samples, f"kvgraft_{name}_seconds_count") == 3
@@ -107,7 +102,7 @@ def test_durations_and_reasons_are_counted_from_when_the_collector_is_made(cache
     outcome = {"outcome": "unknown", "component": ""}
     assert value(samples, "kvgraft_explained_tokens_total", **outcome) == 96
     collector.close()
-    serve(cache, 300)
+    life.serve(cache, range(300))
     samples = scraped(collector)
     assert value(samples, "kvgraft_match_duration_seconds_count") == 3
     assert value(samples, "kvgraft_admitted_requests_total") == 6

@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from click.testing import CliRunner
 
 from kvgraft import ConfigError
 from kvgraft_s3.location import path_of
 from kvgraft_storage import Address, Status, Storage, StorageBackend, open_storage
-from kvgraft_storage.command import storage as storage_command
 from kvgraft_testing.storage.traffic import FINGERPRINT, addresses, fetched, record, settled, stored
+from tests.commands import storage_command
 
 from .moto_server import MotoServer
 
@@ -152,23 +151,17 @@ def test_a_store_that_was_closed_says_so(moto: MotoServer, prefix: str) -> None:
         store.exists([bytes(32)])
 
 
-def command(*arguments: str) -> tuple[int, str]:
-    """Exit status and output of `kvgraft storage`."""
-    done = CliRunner().invoke(storage_command, list(arguments), env={"COLUMNS": "250"})
-    return done.exit_code, done.output
-
-
 def test_the_command_shows_verifies_and_clears(moto: MotoServer, prefix: str) -> None:
     url = moto.url(prefix)
     places = addresses(3)
     for place in places:
         plant(moto, prefix, place, record(place, SIZE))
-    status, told = command("stats", "--json", url)
+    status, told = storage_command("stats", "--json", url)
     assert (status, json.loads(told)["records"]) == (0, 3)
-    assert command("verify", url)[0] == 0
+    assert storage_command("verify", url)[0] == 0
     plant(moto, prefix, places[0], record(places[1], SIZE))
-    status, told = command("verify", url)
+    status, told = storage_command("verify", url)
     assert (status, "is stored under another key" in told) == (1, True)
     nbytes = 3 * (256 + SIZE)
-    assert command("clear", "--yes", url) == (0, f"removed 3 records, {nbytes:,} bytes\n")
-    assert json.loads(command("stats", "--json", url)[1])["records"] == 0
+    assert storage_command("clear", "--yes", url) == (0, f"removed 3 records, {nbytes:,} bytes\n")
+    assert json.loads(storage_command("stats", "--json", url)[1])["records"] == 0

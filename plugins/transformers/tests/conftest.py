@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,6 +137,17 @@ def tokens() -> Callable[..., list[int]]:
         return [int(token) for token in torch.randint(3, 500, (n,), generator=generator)]
 
     return draw
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A local checkpoint in double precision, so that batches round nothing away."""
+    from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
+
+    directory = tmp_path_factory.mktemp("models") / "tiny-gemma"
+    _model("gemma3_text", torch.float64).save_pretrained(directory)
+    build_tiny_tokenizer().save_pretrained(directory)
+    return directory
 
 
 def evict_device(memory: ModelMemory) -> None:

@@ -31,15 +31,6 @@ SYSTEM = {"role": "system", "content": "You answer in the language of the questi
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A local checkpoint in double precision, so that batches round nothing away."""
-    directory = tmp_path_factory.mktemp("models") / "tiny-gemma"
-    build_tiny_model("gemma3_text", dtype=torch.float64).save_pretrained(directory)
-    build_tiny_tokenizer().save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
 def server(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     log = tmp_path_factory.mktemp("server") / "log"
     options = ("--device-tokens", "2048", "--host-tokens", "4096", "--guard", "on")

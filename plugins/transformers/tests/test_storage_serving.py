@@ -6,25 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from kvgraft import ConfigError
 from kvgraft_transformers.serving.command import serve
-from kvgraft_transformers.tiny import build_tiny_model
-from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
 
 from .serving_process import Server
 
 PROMPT = "def page(slot, size):\n    return slot // size\n" * 12 + "# and then"
 OPTIONS = ("--device-tokens", "2048", "--host-tokens", "4096", "--chunk-tokens", "64")
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("models") / "tiny-gemma"
-    build_tiny_model("gemma3_text", dtype=torch.float64).save_pretrained(directory)
-    build_tiny_tokenizer().save_pretrained(directory)
-    return directory
 
 
 def answer(server: Server) -> tuple[str, int, int]:

@@ -6,10 +6,8 @@ import json
 import random
 
 import pytest
-from click.testing import CliRunner
 
 from kvgraft_storage import Address, Status, Storage, Value
-from kvgraft_storage.command import storage as storage_command
 from kvgraft_storage.payload import HEADER_NBYTES
 from kvgraft_testing.storage.traffic import (
     addresses,
@@ -21,6 +19,7 @@ from kvgraft_testing.storage.traffic import (
     supervised,
 )
 from kvgraft_valkey.records import RUN_NBYTES, Names
+from tests.commands import storage_command
 
 from . import shared
 from .servers import needs_server
@@ -219,27 +218,21 @@ def test_verify_changes_nothing() -> None:
         assert [value(place) for place in places] == before
 
 
-def command(*arguments: str) -> tuple[int, str]:
-    """Exit status and output of `kvgraft storage`."""
-    done = CliRunner().invoke(storage_command, list(arguments), env={"COLUMNS": "250"})
-    return done.exit_code, done.output
-
-
 def test_the_command_shows_verifies_and_clears() -> None:
     places = addresses(3)
     with supervised(url()) as storage:
         stored(storage, places, SIZE)
-        told = json.loads(command("stats", "--json", url())[1])
+        told = json.loads(storage_command("stats", "--json", url())[1])
         assert (told["records"], told["capacity"]) == (3, None)
         assert told["bytes"] >= 3 * (SIZE + HEADER_NBYTES)
-        assert command("stats", url())[0] == 0
-        assert "nothing damaged" in command("verify", url())[1]
+        assert storage_command("stats", url())[0] == 0
+        assert "nothing damaged" in storage_command("verify", url())[1]
         plant(places[0], value(places[0])[:-1])
-        status, shown = command("verify", url())
+        status, shown = storage_command("verify", url())
         assert (status, f"its header says {SIZE}" in shown) == (1, True)
-        (found,) = json.loads(command("verify", "--json", url())[1])["damaged"]
+        (found,) = json.loads(storage_command("verify", "--json", url())[1])["damaged"]
         assert found["key"] == places[0].key.hex()
-        assert command("clear", url())[0] != 0, "nobody said yes"
+        assert storage_command("clear", url())[0] != 0, "nobody said yes"
         assert fetched(storage, places[1:], SIZE) == [OK, OK]
-        assert "removed 3 records" in command("clear", "--yes", url())[1]
+        assert "removed 3 records" in storage_command("clear", "--yes", url())[1]
         assert fetched(storage, places, SIZE) == [MISS] * 3
