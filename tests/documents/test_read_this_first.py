@@ -18,3 +18,15 @@ def test_eight_files_to_read_first_are_short_together_and_have_the_names_to_look
     for path, names in rows:
         for name in re.findall(r"`(?:\w+\.)?(\w+)`", names):
             assert re.search(rf"\b(def|class) {name}\b", sources[path]), (path, name)
+
+
+def test_the_methods_that_the_page_names_are_there() -> None:
+    text = (ROOT / "docs" / "read-this-first.md").read_text(encoding="utf-8")
+    core = [path.read_text(encoding="utf-8") for path in (ROOT / "core" / "src").rglob("*.py")]
+    named = re.findall(r"`([A-Z]\w+)\.(\w+)`", text)
+    assert len(named) > 5
+    for kind, method in named:
+        assert any(
+            re.search(rf"^class {kind}\b", source, re.MULTILINE) and f"def {method}(" in source
+            for source in core
+        ), f"{kind}.{method}"
