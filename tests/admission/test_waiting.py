@@ -97,7 +97,7 @@ def test_requests_that_return_keep_the_order_of_arrival() -> None:
     assert passed.overtaken == 1, "4 went first once"
     queue.put_back(passed)
     assert queue.take(3).overtaken == 1
-    with pytest.raises(ConfigError, match="0 is in the line; put it back once it was taken"):
+    with pytest.raises(ConfigError, match="0 is in the queue; put it back once it was taken"):
         queue.put_back(places[0])
 
 
@@ -143,7 +143,7 @@ def test_a_rejected_request_leaves_the_line() -> None:
     queue.take("never fits")
     assert list(queue.round()) == ["next"]
     assert len(queue) == 1
-    with pytest.raises(ConfigError, match="'never fits' is not in the line of 1; append it first"):
+    with pytest.raises(ConfigError, match="'never fits' is not in the queue of 1; append it first"):
         queue.take("never fits")
 
 

@@ -177,7 +177,7 @@ NO_SUITE = (
 )
 NO_STORAGE = f"kvgraft: command 'storage' is not installed; {ADVICE}/storage\n"
 NO_TIER = (
-    "kvgraft: doctor file:.: stores are looked at by a package that is not installed; "
+    "kvgraft: doctor file:.: stores are checked by a package that is not installed; "
     f"{ADVICE}/storage\n"
 )
 NO_REPLAY = (

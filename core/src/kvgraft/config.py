@@ -230,7 +230,7 @@ class CacheConfig(SettingsModel):
                 raise PydanticCustomError("pages", "{said}", {"said": said})
             if self.tenants and getattr(self, f"{tier}_memory") is not None:
                 said = (
-                    "setting tenants: tenants have shares of pools whose size stays; give "
+                    "setting tenants: tenants have shares of pools of a fixed size; give "
                     f"{tier}_bytes instead of {tier}_memory"
                 )
                 raise PydanticCustomError("tenants", "{said}", {"said": said})

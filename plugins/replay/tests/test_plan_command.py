@@ -505,7 +505,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
             "--tenant",
             "a",
         ),
-        "--tenant and --one-budget: tenants have shares of pools whose size stays; leave one",
+        "--tenant and --one-budget: tenants have shares of pools of a fixed size; leave one",
     ),
     "no such policy": (
         ("TRACE", "--component", "full", "--device-tokens", "4M", "--policy", "lru,mru"),

@@ -99,7 +99,7 @@ def test_a_tenant_that_no_request_is_of_is_noted() -> None:
         (("--policy", "lru,lru"), "policy 'lru' is given 2 times; give it once"),
         (
             ("--tenant", "trace", "--device-memory", "1GB"),
-            "--tenant and --device-memory: tenants have shares of pools whose size stays; give the "
+            "--tenant and --device-memory: tenants have shares of pools of a fixed size; give the "
             "bytes as --device-tokens, such as --device-tokens 1GB",
         ),
         (("--policy", "lru,density", "--html", "a.html"), "--policy lru,density and --html: the"),

@@ -18,7 +18,7 @@ KINDS = list(CONFIG_MAPPING.keys())
 SOME = ["albert", "clip", "encoder-decoder", "gemma3", "resnet", "vit", "xlnet"]
 
 REASONS = (
-    r"is an encoder: its tokens attend to those behind them, so a prefix is of no use to another",
+    r"is an encoder: its tokens attend to later ones, so no prompt can reuse a prefix of another",
     r"is an encoder-decoder, whose layers also attend to an encoder's output",
     r"takes no cache \(no argument cache or past_key_values\): it is no decoder of text, "
     "or keeps what it read in an argument of its own",
@@ -26,11 +26,11 @@ REASONS = (
     r"keeps a \w+, which is not served yet",
     r"keeps its indexer's positions",
     r"transformers has no model of this configuration alone, it is a part of others",
-    r"; (look at the configuration's|correct the) fields?$",
+    r"; (check the configuration's|correct the) fields?$",
 )
 """True whatever the release: what a model is, or what its file says."""
 
-NOT_READ = "its layers could not be read off a run without memory: "
+NOT_READ = "its layers could not be found by a run without memory: "
 
 
 def described(fields: dict[str, Any], tmp_path: Path) -> dict[str, dict[str, Any]]:

@@ -202,7 +202,7 @@ def test_readers_of_events_are_bounded_and_leave_nothing(inside: Inside) -> None
         readers = [inspection.events() for _ in range(MOST_READERS)]
         for reader in readers:
             assert (await anext(reader)).startswith("event: cleared\n")
-        with pytest.raises(ApiError, match="8 readers of events are the most there may be"):
+        with pytest.raises(ApiError, match="8 event streams are open, the most at a time"):
             await anext(inspection.events())
         for reader in readers:
             await reader.aclose()

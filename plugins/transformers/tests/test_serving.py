@@ -480,7 +480,7 @@ def test_a_tokenizer_that_transformers_makes_of_nothing_is_refused(
 ) -> None:
     build_tiny_model(family).save_pretrained(tmp_path)
     assert refused(tmp_path, "--port", "0") == (
-        f"model '{tmp_path}' has no tokenizer: all it knows are special tokens, no text; save the "
+        f"model '{tmp_path}' has no tokenizer: it has only special tokens; save the "
         "model's own beside its weights (tokenizer.save_pretrained)"
     )
 
@@ -543,7 +543,7 @@ def test_impossible_sizes_are_one_line(checkpoint: Any) -> None:
         (("--tenant", "a:guarantee=2"), "setting tenants.a.guarantee='2': give 1 or less"),
         (
             ("--tenant", "a", "--device-memory", "4MB"),
-            "--tenant and --device-memory: tenants have shares of pools whose size stays",
+            "--tenant and --device-memory: tenants have shares of pools of a fixed size",
         ),
         (("--device-memory", "4M"), "'4M' has no unit of bytes; write 4MB"),
     ],

@@ -114,9 +114,9 @@ def test_a_pass_that_fails_halfway_leaves_nothing_for_others(
         with pytest.raises(RuntimeError, match="fell over"):
             run(model, prompt[:80], session, cuts=(80,))
         broken.remove()
-        with pytest.raises(SessionError, match="left its states in pieces"):
+        with pytest.raises(SessionError, match="left its states incomplete"):
             run(model, prompt[:80], session, cuts=(80,))
-        with pytest.raises(SessionError, match="left its states in pieces"):
+        with pytest.raises(SessionError, match="left its states incomplete"):
             session.finish()
     assert session.ended
     with memory.session(prompt, chunk_tokens=32) as session:

@@ -111,7 +111,7 @@ class Budget:
             step = component.stored_between(held, end) * component.slots_per_page
         if min(demand.now, demand.later, *demand.private) < 0:
             raise ContractViolation(
-                "A1", component.name, f"budget_contribution {demand} asks for less than nothing"
+                "A1", component.name, f"budget_contribution {demand} asks for fewer than 0 slots"
             )
         if demand.now < query.host_slots + step:
             raise ContractViolation(

@@ -140,7 +140,7 @@ def check_tenants(options: Mapping[str, Any]) -> None:
     for tier in ("device", "host"):
         if options["tenants"] and options[f"{tier}_memory"] is not None:
             raise ConfigError(
-                f"--tenant and --{tier}-memory: tenants have shares of pools whose size stays; "
+                f"--tenant and --{tier}-memory: tenants have shares of pools of a fixed size; "
                 f"give the bytes as --{tier}-tokens, such as --{tier}-tokens 1GB"
             )
 

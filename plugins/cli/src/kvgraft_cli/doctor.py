@@ -62,7 +62,7 @@ def doctor(stores: tuple[str, ...], *, as_json: bool) -> None:
         report.update(checkup(stores))
     if len(report["stores"]) < len(stores):
         raise ConfigError(
-            f"doctor {stores[0]}: stores are looked at by a package that is not installed; "
+            f"doctor {stores[0]}: stores are checked by a package that is not installed; "
             f"{how_to_install(*PARTS['storage'])}"
         )
     if as_json:

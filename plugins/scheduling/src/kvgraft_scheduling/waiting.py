@@ -83,7 +83,7 @@ class WaitingQueue(Generic[T]):
         if not isinstance(place, WaitingPlace):
             raise ConfigError(f"put_back: {place!r:.60} is no place; give what `take` returned")
         if place.waiting:
-            raise ConfigError(f"{place.item!r:.60} is in the line; put it back once it was taken")
+            raise ConfigError(f"{place.item!r:.60} is in the queue; put it back once it was taken")
         place.waiting = True
         behind = sum([each.arrived < place.arrived for each in self._line])
         self._line.insert(behind, place)
@@ -111,4 +111,4 @@ class WaitingQueue(Generic[T]):
                 for passed in islice(self._line, index):
                     passed.overtaken += 1
                 return place
-        raise ConfigError(f"{item!r:.60} is not in the line of {len(self._line)}; append it first")
+        raise ConfigError(f"{item!r:.60} is not in the queue of {len(self._line)}; append it first")

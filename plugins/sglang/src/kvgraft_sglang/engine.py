@@ -135,7 +135,7 @@ def page_parts(pool: Sglang, indices: Sglang, n_pages: int) -> list[tuple[memory
         sizes = [sizes] * len(addresses)
     if not addresses or len(addresses) % n_pages or len(addresses) != len(sizes):
         raise ConfigError(
-            f"kvgraft-sglang: {type(pool).__name__} tells {len(addresses)} buffers of "
+            f"kvgraft-sglang: {type(pool).__name__} gives {len(addresses)} buffers of "
             f'{n_pages} pages; leave "interface_v1" out of the settings and report it'
         )
     views = [memory_of(address, nbytes) for address, nbytes in zip(addresses, sizes)]
@@ -159,15 +159,15 @@ def tensor_memory(tensor: Sglang) -> memoryview | None:
 def _weights(server: Sglang | None) -> str:
     if server is None:
         raise ConfigError(
-            "kvgraft-sglang: SGLang's arguments are not at hand, so weights, quantization and "
-            'overrides cannot be told from others; set "weights" to a text that names all of them'
+            "kvgraft-sglang: SGLang's arguments are missing, so weights, quantization and "
+            'overrides are unknown; set "weights" to a text that names all of them'
         )
     place = model_files(server.model_path, getattr(server, "revision", None))
     found = None if place is None else weights_of(place)
     if found is None:
         raise ConfigError(
-            f"kvgraft-sglang: no files of weights of {server.model_path!r:.80} are on this "
-            'machine, so they cannot be told from others; set "weights" to their revision'
+            f"kvgraft-sglang: no weight files of {server.model_path!r:.80} are on this "
+            'machine, so the weights are unknown; set "weights" to their revision'
         )
     return found
 

@@ -291,7 +291,7 @@ class _Check:
         cache.load_back(request)
         _settle(cache)
         if not request.ready or request.load_failed:
-            raise ConfigError("a load-back did not arrive; look at the component's copies")
+            raise ConfigError("a load-back did not arrive; check the component's copies")
         return request
 
     def _steps(

@@ -232,7 +232,7 @@ class _Driver:
             )
         if words[0] != words[1] or scores[0] != scores[1]:
             raise ContractViolation(
-                "K3", None, f"step {number}: two instances, told the same, rank data differently"
+                "K3", None, f"step {number}: two instances with equal calls rank data differently"
             )
 
     def _pop(self, number: int) -> None:
@@ -287,7 +287,7 @@ class _Driver:
         score, other = [each.orders[at].score for each in self.twins]
         if score(taken) != other(taken):
             raise ContractViolation(
-                "K3", None, f"{when}: two instances, told the same, rank data differently"
+                "K3", None, f"{when}: two instances with equal calls rank data differently"
             )
         if score(taken) is None and type(self.twins[0].orders[at]) is not RecencyQueue:
             return
@@ -308,7 +308,7 @@ class _Driver:
             raise ContractViolation(
                 "K3",
                 None,
-                f"two instances, told the same, give victims {first} and {second}; one of them was "
+                f"two instances with equal calls give victims {first} and {second}; one was "
                 "asked more often for what changes nothing",
             )
         return first
@@ -331,7 +331,7 @@ class _Driver:
             raise ContractViolation(
                 "K3",
                 None,
-                f"step {number}: two instances, told the same, answer {call} differently",
+                f"step {number}: two instances with equal calls answer {call} differently",
             )
         return its_class
 

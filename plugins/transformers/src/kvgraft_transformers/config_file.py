@@ -91,7 +91,7 @@ def _components(config: PretrainedConfig) -> dict[str, dict[str, Any]]:
         _expect_even_heads(model.config)
         reason = describe_failure(model, error)
         raise UnsupportedModelError(
-            model, f"its layers could not be read off a run without memory: {reason}"
+            model, f"its layers could not be found by a run without memory: {reason}"
         ) from error
     return describe_layers(model, probe, sparse_on_host=False, check=check_kind).components
 
@@ -131,8 +131,8 @@ def _expect_decoder(model: PreTrainedModel) -> None:
         decoder = f"; with {fields[0]} set it is a decoder" if fields else ""
         raise UnsupportedModelError(
             model,
-            "is an encoder: its tokens attend to those behind them, so a prefix is of no use to "
-            f"another prompt{decoder}",
+            "is an encoder: its tokens attend to later ones, so no prompt can reuse a prefix of "
+            f"another{decoder}",
         )
     if not {*CACHE_ARGUMENTS} & set(inspect.signature(model.forward).parameters):
         raise UnsupportedModelError(
@@ -262,7 +262,7 @@ def _build(config: PretrainedConfig) -> PreTrainedModel:
             return built._from_config(chosen, dtype=dtype).eval()
     except Exception as error:
         raise ConfigError(
-            f"model_type {config.model_type!r}: {' '.join(str(error).split()):.200}; look at the "
+            f"model_type {config.model_type!r}: {' '.join(str(error).split()):.200}; check the "
             "configuration's fields"
         ) from error
 

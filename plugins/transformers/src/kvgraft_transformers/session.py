@@ -289,8 +289,8 @@ class Session:
             raise SessionError(f"the cache could not take its last tokens: {self.error}; abort it")
         if self._in_pieces:
             raise SessionError(
-                "a forward pass of this session failed and left its states in pieces; abort it and "
-                "begin another, which resumes from the last shared boundary"
+                "a forward pass of this session failed and left its states incomplete; abort it "
+                "and begin another, which resumes from the last shared boundary"
             )
 
     # -- the end

@@ -63,8 +63,8 @@ def describe_engine(
         weights = _weights(whole.model_config, "model")
     if weights is None:
         raise ConfigError(
-            "kvgraft-vllm: vLLM's configuration is not at hand, so weights, quantization and "
-            'overrides cannot be told from others; set "weights" to a text that names all of them'
+            "kvgraft-vllm: vLLM's configuration is missing, so weights, quantization and overrides "
+            'are unknown; set "weights" to a text that names all of them'
         )
     parallel = config.parallel
     return Engine(
@@ -138,8 +138,8 @@ def _weights(model: Vllm, what: str) -> str:
     found = None if place is None else weights_of(place)
     if found is None:
         raise ConfigError(
-            f"kvgraft-vllm: no files of weights of {what} {model.model!r:.80} are on this machine, "
-            'so they cannot be told from others; set "weights" to their revision'
+            f"kvgraft-vllm: no weight files of {what} {model.model!r:.80} are on this machine, "
+            'so the weights are unknown; set "weights" to their revision'
         )
     return found
 

@@ -164,7 +164,7 @@ def _components(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         )
     if options["tenants"] and options["one_budget"]:
         raise ConfigError(
-            "--tenant and --one-budget: tenants have shares of pools whose size stays; leave one "
+            "--tenant and --one-budget: tenants have shares of pools of a fixed size; leave one "
             "of them out"
         )
     if options["model"] is None:

@@ -118,7 +118,7 @@ def the_next_step_is_in_the_demand(subject: Subject) -> None:
             min(demand.now, demand.later, *demand.private) >= 0,
             "A1",
             subject,
-            f"{demand} asks for less than nothing: {query}",
+            f"{demand} asks for a negative number of slots: {query}",
         )
         expect(demand.now >= least, "A1", subject, f"{demand} for a step of {least} slots: {query}")
 

@@ -119,7 +119,5 @@ def load_tokenizer(model: str, *, local: bool) -> Any:
             f"model {model!r} has no tokenizer that can be loaded; {advice}: {one_line(error)}"
         ) from error
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise ConfigError(
-            f"model {model!r} has no tokenizer: all it knows are special tokens, no text; {advice}"
-        )
+        raise ConfigError(f"model {model!r} has no tokenizer: it has only special tokens; {advice}")
     return tokenizer

@@ -97,7 +97,7 @@ class Inspection:
         """
         if self._readers >= MOST_READERS:
             raise ApiError(
-                f"{self._readers} readers of events are the most there may be", status=503
+                f"{self._readers} event streams are open, the most at a time", status=503
             )
         self._readers += 1
         stream: EventStream | None = None
