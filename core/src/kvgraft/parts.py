@@ -117,7 +117,7 @@ class StorageTier(Protocol):
         """Unpin HOST data kept for a request that has not begun (A8); None if there is none."""
 
     def take_back(self, given: Any) -> None:
-        """Pin again the data that gave way in vain: a list of results of `give_way` (A9)."""
+        """Pin again data that was given up in vain: a list of results of `give_way` (A9)."""
 
     def poll(self) -> None:
         """Continue all work under way, within a slice of time."""

@@ -531,7 +531,7 @@ class Serving:
             request.key.runners = tuple([o for o in request.key.runners if o is not self.mark])
 
     def _defer(self, request: Request) -> Decision | None:
-        """Defer a request for the pages that another computes, once less often; None for none."""
+        """Use one deferral to wait for pages that another computes; None if it cannot."""
         self.pending.ask_for_point(request)
         pending = self.pending.find(request)
         if pending is None:
@@ -541,9 +541,9 @@ class Serving:
         return Decision(DEFERRED, pending=pending)
 
     def _gives_way(self, gave: list[Any]) -> bool:
-        """Let data kept on HOST for a request that has not begun give way (A8); false for none.
+        """Give up data kept on HOST for a request that has not begun (A8); false if there is none.
 
-        It is added to `gave`: all of that is taken back if it was not enough (A9).
+        It is added to `gave`, so that it can be taken back if it was not enough (A9).
         """
         found = None if self.tier is None else self.tier.give_way()
         if found is not None:

@@ -33,7 +33,7 @@ class TokenStats(NamedTuple):
     Attributes:
         asked: prompt tokens of admitted requests.
         device: those of them that were resumed from DEVICE alone.
-        host: those that HOST had.
+        host: tokens that HOST had.
         storage: those that HOST had because STORAGE brought them for their request.
         computed: tokens computed, prompts' and decoded ones, also of requests that were aborted.
         recomputed: those that requests lost when they were retracted or restarted, and computed
@@ -74,8 +74,8 @@ class PoolStats(NamedTuple):
 
     Attributes:
         capacity: all slots.
-        free: owned by nobody.
-        evictable: in the tree, and pinned by nobody.
+        free: not in use.
+        evictable: in the tree and not pinned.
         pinned: in the tree, held for a request or a transfer.
         private: owned by running requests.
         in_flight: reserved by transfers that have not ended.

@@ -62,8 +62,8 @@ class Shortage(NamedTuple):
 class Waiting(NamedTuple):
     """The holders of the slots that a deferred request lacks.
 
-    While any of these is above zero the request has something to wait for, even if no request
-    runs; where all are zero it would wait for ever.
+    While any of these is above zero the request has something to wait for, even if no request runs.
+    If all are zero it would wait forever.
 
     Attributes:
         running: other requests that were admitted and have not ended.

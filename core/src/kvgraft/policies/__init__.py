@@ -1,4 +1,4 @@
-"""Eviction policies: the order in which pools evict data that nobody holds.
+"""Eviction policies: the order in which pools evict data that is not pinned.
 
 The tree decides which victims are legal. A policy orders them, one order per pool and tier, and may
 sort requests into classes by their prompts (K1 to K3).

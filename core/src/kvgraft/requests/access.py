@@ -87,7 +87,7 @@ class AccessTracker:
         request.use_retention = self.tree.use_retention = None
 
     def _use(self, request: Request) -> Use:
-        """The request's use as it is by now: its key may have been cut, its prompt have grown."""
+        """The request's current use: its key may have been cut, or its prompt have grown."""
         use, key = request.use, request.key
         assert use is not None
         use.tokens = key.data

@@ -205,7 +205,8 @@ class CleanReserve:
             entry = self._take(component) if component.clean.n_slots < goal else None
 
     def _first(self, component: TreeComponent) -> _Next | None:
-        """The next victim: what is above the reserve, unless other data is to leave before by now.
+        """The next victim: the one above the reserve, unless other data must be evicted before it
+        now.
 
         That may be data that was held until now, or of a lower priority or score.
         """

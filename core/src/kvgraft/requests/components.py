@@ -143,7 +143,7 @@ class Account:
 
 
 NO_DEMAND = Demand(0, 0)
-"""Of a request without a decision yet."""
+"""The demand of a request without a decision yet."""
 
 
 class Due(enum.Enum):

@@ -89,7 +89,7 @@ class Offers:
     def _classed(self, request: Request, part: RequestComponent, runs: list[Run]) -> list[Run]:
         """Pages that leave the request: for resume points, or left behind (I9, I10).
 
-        Where there are states too, only pages before one are of use; the others are given back.
+        With states, only pages before a state are useful; the others are freed.
         """
         component = part.component
         first, end = runs[0].first, runs[-1].end
@@ -124,7 +124,7 @@ def _kept(request: Request, beside: list[tuple[Node, int]]) -> Retained:
 
 
 BEHIND_TOKENS: Final = 64
-"""Tokens left behind while decoding from which on inserting them into the tree pays."""
+"""From this many evict-first tokens on, a decode inserts them into the tree."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -405,7 +405,7 @@ class Publisher:
     # -- inside
 
     def _queue(self, inserted: inserting.Inserted) -> None:
-        """Enter what an insertion brought, and nobody pinned, as candidates."""
+        """Enter inserted data without pins as candidates."""
         for node in inserted.nodes:
             self.tree.queue_candidates(node)
 

@@ -20,7 +20,7 @@ from_buffer: Final[Any] = np.frombuffer
 INT32: Final[Any] = np.dtype(np.int32)
 
 NO_SLOT: Final = -1
-"""The number of a slot where there is none."""
+"""The slot number for no slot."""
 
 
 def _nothing(n_pages: int, component: TreeComponent) -> bytes:

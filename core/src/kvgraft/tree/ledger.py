@@ -86,7 +86,7 @@ class PoolBooks:
 
     @property
     def evictable(self) -> int:
-        """Slots in the tree that nobody needs."""
+        """Slots in the tree that are not pinned."""
         return sum([each.evictable for each in self.parts])
 
     @property
@@ -121,7 +121,7 @@ class PoolBooks:
 
     @property
     def free(self) -> int:
-        """Slots nobody owns."""
+        """Slots that are not in use."""
         return self.allocator.n_free
 
     @property
@@ -136,7 +136,7 @@ class PoolBooks:
 
     @property
     def spare(self) -> int:
-        """Free slots that are promised to nobody (A12)."""
+        """Free slots without a promise (A12)."""
         return max(0, min(self.room, self.headroom))
 
     def giver(self, for_tenant: int | None, candidates: Any) -> int | None:

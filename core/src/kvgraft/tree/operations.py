@@ -122,7 +122,7 @@ def _reserve(
 ) -> list[tuple[TreeComponent, Node, bytes]] | None:
     """Slots on one tier for all that is wanted, or for nothing (B2, R4).
 
-    HOST has no promises to keep for it: there only slots are taken that nobody was promised.
+    HOST keeps no promise for it, so only unpromised slots are taken there.
     """
     reserved: list[tuple[TreeComponent, Node, bytes]] = []
     for component, node in wanted:

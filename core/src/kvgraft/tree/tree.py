@@ -43,7 +43,7 @@ class TreeObserver:
         """A node without data left the tree."""
 
     def cleared(self, roots: Sequence[Node]) -> None:
-        """No match finds data below these roots any more; it leaves when nobody holds it."""
+        """Roots of cleared namespaces; their data is never matched, and freed once it is not held."""
 
     def arrived(
         self,
@@ -432,7 +432,7 @@ class Tree:
             self._enter_anew(node, component)
 
     def _enter_anew(self, node: Node, component: TreeComponent) -> None:
-        """Losing the data before that of `node` costs less by now: enter that candidate anew."""
+        """Losing the data before `node`'s costs less now: enter that candidate anew."""
         above = node.parent
         for _ in range(FURTHEST_NODES):
             if above is None or above.cells[component.index].device is not None:

@@ -63,8 +63,8 @@ class TenantTokens(NamedTuple):
     Attributes:
         admitted: admissions.
         asked: prompt tokens.
-        device: those of them that were resumed from DEVICE alone.
-        host: those that HOST had.
+        device: prompt tokens that were resumed from DEVICE alone.
+        host: tokens that HOST had.
         storage: those that HOST had because STORAGE brought them.
     """
 
