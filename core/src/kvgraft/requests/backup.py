@@ -205,10 +205,9 @@ class CleanReserve:
             entry = self._take(component) if component.clean.n_slots < goal else None
 
     def _first(self, component: TreeComponent) -> _Next | None:
-        """The next victim: the one above the reserve, unless other data must be evicted before it
-        now.
+        """The next victim: the one above the reserve, unless other data must be evicted first.
 
-        That may be data that was held until now, or of a lower priority or score.
+        That may be data that was pinned until now, or data of a lower priority or score.
         """
         above, other = self._above(component, component.clean.last), self._take(component)
         if above is None or other is None:

@@ -43,7 +43,7 @@ class TreeObserver:
         """A node without data left the tree."""
 
     def cleared(self, roots: Sequence[Node]) -> None:
-        """Roots of cleared namespaces; their data is never matched, and freed once it is not held."""
+        """Roots of cleared namespaces: their data is never matched, and freed once unheld."""
 
     def arrived(
         self,
