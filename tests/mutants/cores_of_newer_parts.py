@@ -8,7 +8,9 @@ from typing import Any
 from kvgraft.cache import Cache
 from kvgraft.requests.publishing import Publisher
 from kvgraft.serving import Serving
+from kvgraft.transfers import Journal
 from kvgraft.tree.component import Candidates
+from kvgraft_observe.events import EventStream
 from kvgraft_retention.lifetimes import Lifetimes
 from kvgraft_retention.tenants import SharedLedger, TenantLedger, Tenants
 from kvgraft_scheduling.stepping import Stepper
@@ -142,4 +144,44 @@ change(
     Publisher.checkpoint,
     "_kept(request, beside) if beside else None",
     "None",
+)
+change(
+    "the event that did not fit is not counted as lost",
+    "everything",
+    "V3",
+    EventStream.add,
+    "self._start_again(len(self._events) + 1)",
+    "self._start_again(len(self._events))",
+)
+change(
+    "events that come while a reader is behind are not counted",
+    "everything",
+    "V3",
+    EventStream.add,
+    "self.lost += self._behind",
+    "pass",
+)
+change(
+    "the events of a failed delivery are not counted as lost",
+    "everything",
+    "V3",
+    EventStream.deliver,
+    "self._start_again(len(events))",
+    "self._start_again(0)",
+)
+change(
+    "a point that is named again replaces the latest one",
+    "everything",
+    "B4",
+    Journal.set_fence,
+    "self.fence = self._fences.ahead",
+    "self.fence = fence",
+)
+change(
+    "each of several rows in a step finds the same room",
+    "everything",
+    "A7",
+    Stepper._take_in_order,
+    "not self._has_room(needed + n)",
+    "not self._has_room(n)",
 )

@@ -117,6 +117,8 @@ class Bench:
         self.misread: list[ContractViolation] = []
         self.steps = 0
         self.behind_since: int | None = None
+        self._points: list[Point] = []
+        """The last two points that were named, or fewer."""
         self.waited_in_vain = False
         self.recency = Recency(self.model, setup.keeping)
         self.reserving = Reserving(self.model, self.recency, judge)
@@ -215,8 +217,14 @@ class Bench:
 
     @property
     def fence(self) -> Point:
-        """When everything computed so far exists."""
-        return Point(self.steps, self.reached)
+        """When everything computed so far exists; the point before if that one was named already.
+
+        Engines name an event again that they named before. It takes nothing back (B4).
+        """
+        if not self._points or self._points[-1].number < self.steps:
+            self._points = [*self._points[-1:], Point(self.steps, self.reached)]
+            return self._points[-1]
+        return self._points[0]
 
     def reached(self) -> int:
         """The step up to which the device has computed; here the bytes are there at once."""

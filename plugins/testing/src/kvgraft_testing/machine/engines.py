@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from kvgraft.transfers import Fence, PlaneCopy, Ticket
@@ -28,7 +29,8 @@ class Wait(enum.Enum):
     TIMES_OUT = "is still pending at the time-out"
 
 
-class Point(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Point:
     """A fence: the computation up to step `number` (B4).
 
     Attributes:

@@ -23,6 +23,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.transfers import Fence, PlaneCopy
+from kvgraft.transfers.engine import fences_of
 from kvgraft.tree.component import TreeComponent
 from kvgraft.types import Tier
 from kvgraft_testing.machine.brute_force import Gone, ModelComponent, Prefix
@@ -306,7 +307,9 @@ class Payloads:
         if not len(rows) or rows.min() < 0 or rows.max() >= len(computed):
             return None
         latest = int(computed[rows].max())
-        reached = fence.number if isinstance(fence, Point) else 0
+        reached = max(
+            (each.number for each in fences_of(fence) if isinstance(each, Point)), default=0
+        )
         if self._storages.get(_storage(copy.target), set()) & owners or latest <= reached:
             return None
         waits = f"waits for step {reached}" if reached else "waits for no step"

@@ -35,6 +35,9 @@ MOST_POLLS = 6
 N_BEFORE = 2
 """Sequences of others, of a quarter of DEVICE each."""
 
+FILLERS = (1, 1, 1, 99, 99)
+"""Sequences that fill the pools, in pages, at most."""
+
 MOST_MOVES = 16
 """Extents that one pool gives in a row, at most."""
 
@@ -110,6 +113,18 @@ class Scenes(Picking):
         harness.prefill_all(live)
         for other in others:
             harness.abort(other)
+
+    def _fill(self) -> None:
+        """Others compute and end until no slot of the base is free; their data may leave.
+
+        The first of it, which leaves first, are single pages: each makes room for one request.
+        """
+        harness, size = self.harness, self.harness.model.page_size
+        base = harness.model.components[0]
+        for most in FILLERS:
+            free = harness.bench.seen.books[base.name, "device"].free // base.slots_per_page
+            room = harness.bench.seen.headroom(base.name, "device", None) // base.slots_per_page
+            self._compute(None, harness.unseen(max(0, min(most, free, room - 1)) * size))
 
     def _promise_the_rest(self, stem: tuple[int, ...], reserve: int) -> list[Live]:
         """Others are admitted as long as there is room and place for one, ever smaller ones."""
@@ -257,6 +272,7 @@ class Scenes(Picking):
         ).map(tuple),
         form=st.sampled_from(((1, 1),) * 3 + ((2, 2), (2, 1), (4, 3))),
         crowd=st.sampled_from((True, True, False)),
+        filled=st.booleans(),
     )
     @unless_over
     def decode_together(
@@ -267,10 +283,12 @@ class Scenes(Picking):
         rounds: tuple[tuple[int, str], ...],
         form: tuple[int, int],
         crowd: bool = False,  # noqa: FBT001, FBT002 - drawn by name
+        filled: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
         """Requests of one prompt decode in steps; between two steps one makes other calls.
 
         In a crowd they go beyond their reservations, and others are promised the remaining slots.
+        Where the pools are filled with others' data, each step makes room for all of them.
         """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
@@ -289,6 +307,8 @@ class Scenes(Picking):
                 if live.standing:
                     harness.decode(live, 1)
             lives.append(live)
+        if filled:
+            self._fill()
         if crowd:
             self._promise_the_rest(stem, harness.bench.sizes.device * size)
             form = form[0], form[0]  # a pass with drafts goes as far as promised

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from kvgraft.cache import Cache
 from kvgraft.parts import EventStream
@@ -109,6 +110,19 @@ class Told:
                         self.judge.fail("V2", component, said)
 
 
+@dataclass
+class Lost:
+    """The events that a reader lost.
+
+    Attributes:
+        n_events: events, since it listens.
+        since: events that there had been when it read last, or failed.
+    """
+
+    n_events: int = 0
+    since: int = 0
+
+
 class Watching:
     """The readers of one cache; they listen in turns of some calls, and not in between.
 
@@ -123,9 +137,14 @@ class Watching:
         self._names = Names(size)
         self._calls = self._deliveries = self._raised = 0
         self._delivered = False
-        self._good_began = False
+        self._good_began = self._lagging_began = False
         self._clear_is_news: set[str] = set()
         self._streams: list[EventStream] = []
+        self._n_taken = 0
+        """Events that the good reader took."""
+        self._lagging_lost, self._failing_lost = Lost(), Lost()
+        self._counted = 0, 0
+        """Of the other observer, as it was told and by the model."""
 
     def check(self, after: Snapshot) -> None:
         """After a call: the events equal the tree's data."""
@@ -139,6 +158,7 @@ class Watching:
         events = good.take()
         if self._good_began and any(isinstance(event, Cleared) for event in events):
             self._clear_is_news = {"a reader that lags", "an observer"}
+        self._n_taken += len(events)
         self._good_began = True
         self._good.apply(events)
         self._good.check(after, "a reader")
@@ -147,6 +167,7 @@ class Watching:
         if self._delivered:
             self._failing.check(after, "an observer")
             self._delivered = False
+        self._expect_lost("an observer", *self._counted)
         self.judge.expect(
             failing.failures == self._raised,
             "V3",
@@ -163,6 +184,8 @@ class Watching:
         self._good, self._lagging, self._failing = told
         self._raised, self._begins_again = 0, True
         self._good_began, self._clear_is_news = False, set()
+        self._lagging_began, self._counted = False, (0, 0)
+        self._lagging_lost, self._failing_lost = Lost(), Lost()
         self._streams = [
             self.cache.events(),
             self.cache.events(limit=ROOM),
@@ -170,8 +193,13 @@ class Watching:
         ]
 
     def _read_late(self, lagging: EventStream, after: Snapshot) -> None:
-        """It begins again if too much came meanwhile, which was counted (V3)."""
+        """It begins again if too much came meanwhile, all of which was counted as lost (V3)."""
         lost, events = lagging.lost, lagging.take()
+        waited = self._n_told - self._lagging_lost.since
+        if self._lagging_began and waited > ROOM:
+            self._lagging_lost.n_events += waited
+        self._expect_lost("a reader that lags", lost, self._lagging_lost.n_events)
+        self._lagging_began, self._lagging_lost.since = True, self._n_told
         again = bool(events) and isinstance(events[0], Cleared)
         if len(events) > ROOM and not again:
             self.judge.fail("V3", None, f"{len(events)} events waited, with room for {ROOM}")
@@ -182,7 +210,23 @@ class Watching:
         self._lagging.apply(events)
         self._lagging.check(after, "a reader that lags")
 
+    @property
+    def _n_told(self) -> int:
+        """Events so far, by the good reader."""
+        return self._n_taken + len(self._streams[0])
+
+    def _expect_lost(self, reader: str, counted: int, n_lost: int) -> None:
+        if counted != n_lost:
+            said = f"{reader} lost {n_lost} events, {counted} are counted"
+            self.judge.fail("V3", None, said)
+
     def _observe(self, events: list[Event]) -> None:
+        lost = self._failing_lost
+        if self._raised and self._begins_again:
+            lost.n_events += self._n_told - lost.since
+        first = events[0]
+        if self._begins_again and isinstance(first, Cleared):
+            self._counted = first.lost, lost.n_events  # an exception here would be its own
         cleared = "an observer" in self._clear_is_news
         self._clear_is_news.discard("an observer")
         begins = isinstance(events[0], Cleared)
@@ -192,6 +236,8 @@ class Watching:
         self._begins_again = self._deliveries % FAILS == 0
         if self._begins_again:
             self._raised += 1
+            lost.n_events += len(events)
+            lost.since = self._n_told
             raise ReaderError("this observer fails at times")
         self._failing.apply(events)
         self._delivered = True
