@@ -605,3 +605,22 @@ def test_a_reach_that_grows_with_the_prompt_delays_no_guard() -> None:
     cache.abort(cache.begin(TokenKey(range(8))))
     assert guard.looked_at
     cache.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pass_with_drafts_may_end_behind_the_reservation(seed: int) -> None:
+    """An ending request hands over the pages behind its window, also if it jumps over its end."""
+    rnd = Random(seed)
+    components = {"full": SMALL, "swa": {**SMALL, "window": 40}}
+    with Cache.open(components, device_tokens=6400, guard="on", max_drafts=4) as cache:
+        request = prefilled(cache, range(68), reserve=60)
+        cache.step([request], n_tokens=0)
+        given = 0
+        for n_drafts in rnd.choices((0, 2, 4), k=60):
+            n = rnd.randint(1, given) if given else 0
+            request.key.extend([rnd.randrange(50) for _ in range(n)])
+            step = cache.step([request], n_drafts=n_drafts, n_computed=n)
+            if step.refused:
+                break
+            given = 1 + n_drafts
+        assert request.computed > request.total

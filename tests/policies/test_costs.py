@@ -56,16 +56,29 @@ def test_the_least_cost_leaves_though_costs_rise(calls: list[tuple[str, int]]) -
 
 
 def test_a_cost_that_fell_counts_once_it_is_entered_again() -> None:
-    costs = dict.fromkeys(range(9), 1000)
+    costs = dict.fromkeys(range(7), 1000)
     order = DensityOrder(
         Ledger("state", Tier.DEVICE, SlotAllocator(64)), Clock(), costs.__getitem__
     )
     for node in costs:
         order.push(node, node)
-    costs[8] = 1
-    order.withdraw(8, 8)
-    order.push(8, 8)
-    assert [order.pop(), order.pop()] == [(8, 8), (0, 0)]
+    costs[6] = 1
+    order.withdraw(6, 6)
+    order.push(6, 6)
+    assert [order.pop(), order.pop()] == [(6, 6), (0, 0)]
+
+
+def test_a_candidate_whose_cost_is_unknown_is_withdrawn_with_its_own_stamp() -> None:
+    ledger = Ledger("state", Tier.DEVICE, SlotAllocator(64))
+    order = DensityOrder(ledger, Clock(), lambda node: 1)
+    order.push(3 << CLASS_BITS, "node")
+    order.push(4 << CLASS_BITS, "other")
+    order.pop()
+    order.push(5 << CLASS_BITS, "node")
+    with pytest.raises(LookupError, match="'node' is not entered with stamp 1536"):
+        order.withdraw(6 << CLASS_BITS, "node")
+    order.withdraw(5 << CLASS_BITS, "node")
+    assert [entry[1] for entry in order] == ["other"]
 
 
 def test_a_cost_that_fell_counts_while_its_candidate_waits() -> None:

@@ -52,8 +52,11 @@ def away(prefixes: Prefixes) -> set[int]:
     for part in prefixes._trails:
         for each, trail in part.items():
             own.setdefault(id(trail), set()).add(each)
-    listed = [trail for _, trail in prefixes._uses]
+    listed = list({id(each): each for part in prefixes._trails for each in part.values()}.values())
     assert own == {id(trail): set(trail.sums) for trail in listed}
+    queued = [id(trail) for _, trail in prefixes._uses]
+    assert sorted(queued) == sorted(id(trail) for trail in listed if trail.is_queued)
+    assert all(trail.is_queued or trail.n_children for trail in listed)
     for trail in listed:
         below = [each for each in listed if each.parent is trail]
         assert trail.n_children == len(below)
@@ -204,6 +207,18 @@ def test_a_request_that_goes_on_otherwise_leaves_the_prefixes_of_its_beginning()
     prefixes.ended(visit, [1, 5, 7], 0, 0)  # its key was cut and extended meanwhile
     assert remembered(prefixes, [1, 3]) == (2, visit.trail)
     assert named(prefixes) == {each for _, trail in prefixes._uses for each in trail.sums}
+
+
+def test_long_sequences_that_others_left_are_forgotten_as_fast_as_new_ones_come() -> None:
+    """Conversations of 200 turns, each turn with a side question, one after the other."""
+    prefixes = Prefixes(64, 1 << 17)  # the directory holds 1,024
+    for number in range(40):
+        sums: list[int] = []
+        for turn in range(1, 201):
+            sums = [*sums, number << 32 | turn << 8]
+            for each in (sums, [*sums, sums[-1] + 1]):
+                prefixes.ended(use(prefixes, each, number), each, 0, number)
+    assert len(away(prefixes)) == prefixes._n_prefixes <= 1100
 
 
 def test_sequences_that_share_a_beginning_are_forgotten_whole() -> None:

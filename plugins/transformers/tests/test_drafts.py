@@ -69,7 +69,7 @@ class Known:
 
 
 class Outcome(NamedTuple):
-    """Answers, and how much of them the next turns found."""
+    """Answers, and the tokens of each that the next turn found."""
 
     answers: list[list[int]]
     cached: list[int | None]

@@ -38,7 +38,7 @@ MOST_AGED: Final = 512
 """Stays that `Prefixes.age` looks at in one call."""
 
 MOST_SWEPT: Final = 32
-"""Trails that one request looks at to find some to forget."""
+"""Trails that a request looks at to find some to forget, beside as many as its new prefixes."""
 
 N_BINS: Final = 14
 """Bins of age, each twice as wide as the one before; the last one is open."""
@@ -97,12 +97,14 @@ class Trail:
         pace: slots' tokens used between their uses, as a mean; None at the first.
         away: they and others of that use since it ended; None while it runs.
         number: of their last use, among those of all.
+        is_queued: whether they wait to be forgotten; trails that others go on with do so later.
     """
 
     __slots__ = (
         "away",
         "clock",
         "end",
+        "is_queued",
         "n_children",
         "n_seen",
         "number",
@@ -118,6 +120,7 @@ class Trail:
         self.n_children = self.n_seen = self.clock = self.number = 0
         self.pace: int | None = None
         self.away: Away | None = None
+        self.is_queued = False
         untrack((self, sums))
 
 
@@ -208,7 +211,11 @@ class Prefixes:
         return Visit(sums, n_seen, trail, self._n_changes)
 
     def used(self, visit: Visit, clock: int) -> None:
-        """A request uses prefixes; for seen ones this is a reuse. O(new prefixes)."""
+        """A request uses prefixes; for seen ones this is a reuse.
+
+        O(new prefixes, and trails before them); where it is the first to leave a trail, also O(its
+        prefixes up to there).
+        """
         if visit.n_changes != self._n_changes:
             found = self.visit(visit.sums)
             visit.n_seen, visit.trail = found.n_seen, found.trail
@@ -229,7 +236,7 @@ class Prefixes:
         if n_seen < len(visit.sums):
             trail = visit.trail = self._grown(visit.trail, visit.sums, n_seen)
             trail.n_seen, trail.clock, trail.pace = n_seen, clock, pace
-        left = MOST_SWEPT
+        left = MOST_SWEPT + len(visit.sums) - n_seen
         while left and self._n_prefixes > self.most:
             left -= 1
             self._forget_oldest()
@@ -339,6 +346,10 @@ class Prefixes:
         """The last use of all is that of `trail`."""
         self._n_uses += 1
         trail.number = self._n_uses
+        self._queue(trail)
+
+    def _queue(self, trail: Trail) -> None:
+        trail.is_queued = True
         self._uses.push(trail.number, trail)
 
     def _note(self, sums: list[int], trail: Trail) -> None:
@@ -373,15 +384,18 @@ class Prefixes:
         self._n_away -= not away.n
 
     def _forget_oldest(self) -> None:
-        """Forget the trail that was used longest ago, or enter one where it belongs by now."""
+        """Forget the trail that was used longest ago, or enter one where it belongs by now.
+
+        One that others go on with is entered again when the last of those is forgotten.
+        """
         oldest = self._uses.pop()
         assert oldest is not None
         trail: Trail = oldest[1]
+        trail.is_queued = False
         if trail.n_children:
-            self._enter(trail)
             return
         if trail.number != oldest[0]:
-            self._uses.push(trail.number, trail)
+            self._queue(trail)
             return
         self._n_changes += 1
         if trail.away is not None:
@@ -390,8 +404,11 @@ class Prefixes:
         for each in trail.sums:
             self._trails[each >> PART_SHIFT].pop(each, None)
         self._n_prefixes -= len(trail.sums)
-        if trail.parent is not None:
-            trail.parent.n_children -= 1
+        parent = trail.parent
+        if parent is not None:
+            parent.n_children -= 1
+            if not parent.n_children and not parent.is_queued:
+                self._queue(parent)
         trail.sums, trail.end, trail.parent, trail.away = [], 0, None, None
 
 

@@ -81,7 +81,7 @@ MOST_RISEN: Final = 16
 MOST_ENTERED: Final = 512
 """Candidates whose cost was not asked for yet: most are used again before it matters."""
 
-MOST_ASKED: Final = 32
+MOST_ASKED: Final = 8
 """Of how many of them the cost is asked for at each victim, those entered first."""
 
 
@@ -320,7 +320,9 @@ class DensityOrder:
 
     def withdraw(self, stamp: int, node: Any) -> None:
         """Drop a candidate that was entered with that stamp."""
-        if self._entered.pop(id(node), None) is not None:
+        entered = self._entered.get(id(node))
+        if entered is not None and entered[0] == stamp:
+            del self._entered[id(node)]
             return
         kinds = self._kinds[stamp & MAX_CLASSES - 1]
         for at, kind in enumerate(kinds):

@@ -306,7 +306,7 @@ class Shares:
                         f"{_of(request)} stands at page {page} and gave up pages that its reach "
                         f"{needed(component, page, size)} covers",
                     )
-                if left is None or request.computed == request.total:
+                if left is None or request.computed >= request.total:
                     continue  # an ending request hands it over later
                 kept = sum(
                     int((~ahead[run.first : run.end]).sum())
