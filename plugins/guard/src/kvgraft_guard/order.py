@@ -165,8 +165,12 @@ class Order:
             self._component = None
 
     def went(self, node: Node) -> None:
-        """Data of a node left along with a victim above it."""
-        if self._component is not None:
+        """Data of a node left along with a victim above it.
+
+        While copies are waited for, it left because its own copy ended: the victim was chosen when
+        the node above could not leave.
+        """
+        if self._component is not None and self._exact:
             self._above.append(node)
 
     # -- inside
