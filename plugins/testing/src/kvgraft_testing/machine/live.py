@@ -52,6 +52,7 @@ class Live:
         standing_as: why: `point`, `grid` or `left`.
         tracked: last boundary passed while decoding that keeps a state, or 0.
         deferred: whether admission last answered so.
+        n_deferred: how often it did.
         locked: per component that asked for it, pages pinned besides its reach that a load-back
             brings as well.
         views: the views of its match given to components' hooks.
@@ -76,6 +77,7 @@ class Live:
     loaded: bool = False
     started: bool = False
     deferred: bool = False
+    n_deferred: int = 0
     due: set[int] = field(default_factory=set)
     kinds: dict[int, PointKind] = field(default_factory=dict)
     counted: Points = field(default_factory=set)

@@ -30,6 +30,9 @@ __all__ = [
 ]
 
 MOST_REQUESTS = 5
+MOST_DEFERRED = 16
+"""Times that a request is deferred before its client leaves: it may be passed as often (A13)."""
+
 MOST_SCENES = 4
 MOST_FETCHES = 3
 LONGEST = 40
@@ -173,5 +176,6 @@ class Picking(Example):
 
     def _admit(self, live: Live) -> None:
         decision = self.harness.admit(live)
-        if decision.outcome is Outcome.NEVER_FITS:
+        live.n_deferred += live.deferred
+        if decision.outcome is Outcome.NEVER_FITS or live.n_deferred == MOST_DEFERRED:
             self.harness.abort(live)

@@ -58,8 +58,10 @@ class Scenes(Picking):
         """
         harness, live = self.harness, self._pick("unfinished", index)
         others = self._promise_the_rest(stem, reserve)
-        while not live.admitted and others and not harness.admit(live).admitted:
-            harness.abort(others.pop())
+        while not live.admitted and others and live in harness.live:
+            self._admit(live)
+            if not live.admitted:
+                harness.abort(others.pop())
         if live.admitted and not live.loaded:
             harness.load_back(live)
             harness.rooms.step_all()
