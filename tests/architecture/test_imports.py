@@ -89,7 +89,7 @@ NO_TORCH = [
 ]
 
 
-MOST_LINES = 15_545
+MOST_LINES = 15_534
 """Of the core's source."""
 
 

@@ -338,8 +338,7 @@ class Serving:
                 pinning.release_host(self.tree, request.receipt)
         page = request.computed // self.tree.page_size
         within = pages <= 0 or self.pages.has_promise_left(request.components, pages)
-        if not within:
-            page = self.publisher.points.reached_from(request, page)
+        page = page if within else self.publisher.points.reached_from(request, page)
         beyond = [] if within else self.pages.unreserved(request, pages, page)
         gave: list[Any] = []
         while beyond is None and self.tree.homes_on_host and self._gives_way(gave):

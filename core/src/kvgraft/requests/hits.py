@@ -79,7 +79,9 @@ class HitCounts:
             anchors, pages = self._anchors, anchor // self._tree.page_size
             anchors[pages] = anchors.get(pages, 0) + 1
             if len(anchors) > ANCHORS_AT_ONCE:
-                self._count_anchors()
+                for counts, slots in zip(self._slots, self._slots_at_anchors()):
+                    counts[0] += slots
+                self._anchors = {}
             if request.device_tokens != anchor:
                 loaded = self._count_loaded(request)
         key = request.key
@@ -93,12 +95,6 @@ class HitCounts:
             self.host += anchor - request.device_tokens - request.storage_tokens
             self.storage += request.storage_tokens
         return loaded
-
-    def _count_anchors(self) -> None:
-        """Count the slots that the hits so far needed, as if all had been on DEVICE."""
-        for counts, slots in zip(self._slots, self._slots_at_anchors()):
-            counts[0] += slots
-        self._anchors = {}
 
     def _slots_at_anchors(self) -> list[int]:
         """Slots per component that hits needed and that are not counted yet; changes nothing."""

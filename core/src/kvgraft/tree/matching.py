@@ -339,17 +339,12 @@ def cost_of_losing(component: TreeComponent, node: Node) -> int:
         pages = component.reach_pages.width(boundary)
     _, before = _deepest(alone, node.parent, node.start, device_only=False)
     gained = boundary - before
-    if end.end == boundary and not _parted(end):
+    parted = len(end.points) == end.end - end.start and KINDS[end.points[-1]] is BRANCH
+    if end.end == boundary and not parted:  # no sequences were seen to part there
         further = _next_boundary(component, end) - boundary
         if further > 0:
             return gained * further * COST_UNIT // (gained + further) // max(1, pages)
     return gained * COST_UNIT // max(1, pages)
-
-
-def _parted(node: Node) -> bool:
-    """Whether several sequences were seen to part at the node's end."""
-    points = node.points
-    return len(points) == node.end - node.start and KINDS[points[-1]] is BRANCH
 
 
 def _next_boundary(component: TreeComponent, node: Node) -> int:
