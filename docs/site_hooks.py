@@ -20,6 +20,7 @@ OUTSIDE = {
     "CONTRIBUTING.md": "contributing.md",
     "SECURITY.md": "security.md",
     "benchmarks/README.md": "benchmarks.md",
+    "examples/gallery/README.md": "packages/gallery.md",
     "examples/third_party/README.md": "packages/third_party.md",
 }
 """Pages by the document, seen from the root of the repository, that they show."""

@@ -1,4 +1,4 @@
-"""`make build` gives whole wheels and sdists, which install with the dependencies they name."""
+"""`make dist` gives whole wheels and sdists, which install with the dependencies they name."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ for source in sys.argv[2:]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that `make build-plain` filled and checked."""
+    """The folder that `make dist-plain` filled and checked."""
     if Version(version("twine")) < Version("7"):  # beside the oldest rich that is allowed
         pytest.skip(f"twine {version('twine')} reads no metadata of version 2.5: twine 7 does")
     directory = tmp_path_factory.mktemp("built")
-    target = ("build-plain", "STAMP=", f"PY={sys.executable}", f"DIST={directory}")
+    target = ("dist-plain", "STAMP=", f"PY={sys.executable}", f"DIST={directory}")
     done = run("make", "--no-print-directory", *target, cwd=ROOT, **ALONE)
     assert done.returncode == 0, done.stdout + done.stderr
     return directory
@@ -58,13 +58,13 @@ def by_distribution(paths: Iterable[Path]) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def wheels(built: Path) -> dict[str, Path]:
-    """The wheels that `make build-plain` made."""
+    """The wheels that `make dist-plain` made."""
     return by_distribution(built.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")
 def sdists(built: Path) -> dict[str, Path]:
-    """The sdists that `make build-plain` made."""
+    """The sdists that `make dist-plain` made."""
     return by_distribution(built.glob("*.tar.gz"))
 
 
