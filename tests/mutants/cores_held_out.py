@@ -727,7 +727,7 @@ change(
 change(
     "a page too many is given back behind the window",
     TWO,
-    "L6 M7 T9",
+    "L6 G3 M7 T9",
     slots._ahead,
     "part.component.reach_pages.spans(page)",
     "part.component.reach_pages.spans(page + 1)",

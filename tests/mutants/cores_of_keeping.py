@@ -12,12 +12,14 @@ from kvgraft.tree import pinning
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
+from kvgraft_density.policy import DensityOrder
 from kvgraft_observe.events import Recorder
 from kvgraft_retention import clearing
 from kvgraft_retention.clearing import Sweeper
 from kvgraft_retention.pins import Pin, Pins
 
 from .cores import Patch, mutant
+from .cores_held_out import edited
 
 __all__: list[str] = []
 
@@ -148,3 +150,8 @@ def an_unpin_leaves_a_pin(patch: Patch) -> None:
 def a_pin_stops_a_page_early(patch: Patch) -> None:
     keep = Leases.keep
     patch.setattr(Leases, "keep", lambda self, key, limit: keep(self, key, max(0, limit - 1)))
+
+
+@mutant("everything+window+drawn", "K2", "E6", "T7")
+def density_forgets_candidates_whose_cost_it_did_not_ask_for(patch: Patch) -> None:
+    edited(DensityOrder.pop, "self._ask(MOST_ASKED)", "pass")(patch)

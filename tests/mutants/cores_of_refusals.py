@@ -24,3 +24,8 @@ def a_refused_requests_key_gets_the_token(patch: Patch) -> None:
     edited(Stepper.end, "self._append(batch, given)", "self._append(batch, [*given, *refused])")(
         patch
     )
+
+
+@mutant("everything", "G2", "A5", "T9", "A7")
+def a_refused_request_keeps_the_tokens_of_its_last_pass(patch: Patch) -> None:
+    edited(Stepper.end, "self.rows.given[refusing] = self.rows.length[refusing]", "pass")(patch)

@@ -20,7 +20,6 @@ SURVIVORS: dict[str, str] = {
     "data on its way does not count as a way to resume": _LINE,
     "a request restarted after a failure asks for HOST again": "found under M1: the match is wrong",
     "a receipt is not marked as released": "no call of an engine releases a receipt twice",
-    "a duplicate state is lost": _LINE,
     "a conversation's gap on HOST is left": _LINE,
     "the lower node is backed up first": _LINE,
     "inserts are backed up under any policy": "found under E2: HOST makes room for copies",

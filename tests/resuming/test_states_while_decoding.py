@@ -117,3 +117,19 @@ def test_an_end_whose_state_has_lost_its_window_leaves_no_node_without_data(page
         assert (request.computed, states.tracked_page) == (3 * page_size + 1, 2)
         cache.finish(request)
         cache.check_integrity()
+
+
+def test_the_window_of_a_decodes_last_state_stays_the_requests_own() -> None:
+    """Given up a page earlier, it could be evicted while no later state is kept (G3)."""
+    components = {"full": {}, "swa": {"window": 5}, "counted": {}}
+    cache = opened(components=components, page_size=1, decode_interval_tokens=5, max_drafts=2)
+    key = TokenKey(range(PROMPT))
+    request = cache.begin(key, reserve=4)
+    assert cache.admit(request).admitted
+    for n_tokens in (PROMPT - 1, 1, 1, 1, 1):
+        key.extend([900] * (request.computed + n_tokens - key.n_tokens))
+        assert cache.allocate(request, n_tokens)
+        cache.computed(request, n_tokens)
+    assert min(cache.table(request, "swa")[PROMPT - 5 :]) >= 0
+    cache.check_integrity()
+    cache.close()

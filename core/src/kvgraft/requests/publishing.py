@@ -280,10 +280,10 @@ class Publisher:
         captured = [page for part in request.state_components for page in part.captured]
         if not captured:
             return
-        shareable = self._shareable(request)
-        end = max([page for page in captured if page <= shareable], default=0)
+        end = max([page for page in captured if page <= self._shareable(request)], default=0)
         if end and self.tree.prefix_closed:
-            self.publish(request, end, request.computed // self.tree.page_size)
+            page = self.points.reached_from(request, request.computed // self.tree.page_size)
+            self.publish(request, end, page)
 
     def publish(self, request: Request, end: int, position: int) -> None:
         """Hand the tree the pages that a request at page `position` no longer needs.

@@ -45,12 +45,15 @@ class Keeping(NamedTuple):
         priority: of requests in a namespace; None if they give none.
         ttl_s: seconds of the machine's clock, one for each call, after which their data expires;
             None for never.
+        by_cost: whether it ranks data that not every boundary needs by the cost of its loss, which
+            the model does not know.
     """
 
     make: Callable[[], EvictionPolicy]
     rank: Callable[[object], int]
     priority: Callable[[object], int | None] = lambda namespace: None
     ttl_s: Callable[[object], float | None] = lambda namespace: None
+    by_cost: bool = False
 
     def wanted(self, namespace: object) -> tuple[int | None, float | None]:
         """Priority and time to live of a namespace's requests."""
@@ -115,7 +118,7 @@ class _ByRank:
 
 
 BY_AGE = Keeping(LeastRecentlyUsed, lambda namespace: 0)
-BY_AGE_UNLEARNT = Keeping(Density, lambda namespace: 0)
+BY_AGE_UNLEARNT = Keeping(Density, lambda namespace: 0, by_cost=True)
 BY_NAMESPACE = Keeping(ByNamespace, _rank)
 BY_PRIORITY = Keeping(LeastRecentlyUsed, _rank, lambda namespace: _rank(namespace) - 1)
 BY_TERM = Keeping(

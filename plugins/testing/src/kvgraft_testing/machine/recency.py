@@ -180,20 +180,24 @@ class Recency:
         """The lowest rank that a cell may have; evict-first data goes before all (I9)."""
         first = self.certain(component, tier, pages)
         levels = self._levels(pages[-1], first, self.latest(component, pages), self.now_s)
-        return self._rank(pages[-1], min(levels), first)
+        return self._rank(component, pages[-1], min(levels), first)
 
     def last(self, component: ModelComponent, tier: str, pages: tuple[Prefix, ...]) -> Rank:
         """The highest."""
         last = self.latest(component, pages)
         levels = self._levels(pages[-1], self.certain(component, tier, pages), last, self.was_s)
-        return self._rank(pages[-1], max(levels), last)
+        return self._rank(component, pages[-1], max(levels), last)
 
-    def _rank(self, page: Prefix, at: tuple[float, float], used: int) -> Rank:
+    def _rank(
+        self, component: ModelComponent, page: Prefix, at: tuple[float, float], used: int
+    ) -> Rank:
         level, until_s = at
         if used < 0:
             return LEFT_FIRST, 0, used
         if level == EXPIRED:
             return level, until_s, used
+        if self.keeping.by_cost and not component.is_prefix_closed:
+            return level, 0, 0
         # data keeps the place that its namespace had in the order when that was cleared
         namespace = page[0].namespace if isinstance(page[0], Gone) else page[0]
         return level, self.keeping.rank(namespace), used

@@ -24,7 +24,13 @@ from kvgraft_testing.machine.components import (
 )
 from kvgraft_testing.machine.engines import PromptedTransferEngine
 from kvgraft_testing.machine.hooks import Hooks
-from kvgraft_testing.machine.keeping import BY_AGE, BY_PRIORITY, BY_TERM, Keeping
+from kvgraft_testing.machine.keeping import (
+    BY_AGE,
+    BY_AGE_UNLEARNT,
+    BY_PRIORITY,
+    BY_TERM,
+    Keeping,
+)
 from kvgraft_testing.machine.sizes import Options, Sizes
 from kvgraft_testing.machine.stores import PartsWithStore
 from kvgraft_testing.machine.streams import PromptedStreamEngine
@@ -82,14 +88,14 @@ LIMITED: Mapping[str, Mapping[str, Any]] = {
 
 DRAWN: tuple[Mapping[str, Any], ...] = (
     {"guarded": True},
-    {"tenants": TENANTS, "guarded": True},
+    {"keeping": BY_AGE_UNLEARNT, "tenants": TENANTS, "guarded": True},
     {"keeping": BY_TERM, "guarded": True},
     {"shared": True, "sweep_steps": 3, "guarded": True},
     {"keeping": BY_PRIORITY, "sweep_steps": 3, "guarded": True},
     {"tenants": LIMITED, "keeping": BY_TERM, "guarded": True},
     {"shared": True, "keeping": BY_PRIORITY, "guarded": True},
-    {"shared": True, "guarded": True},
-    {"stored": True},
+    {"keeping": BY_AGE_UNLEARNT, "shared": True, "guarded": True},
+    {"keeping": BY_AGE_UNLEARNT, "stored": True},
     {"stored": True, "tenants": TENANTS},
 )
 """Settings that examples draw beside the components."""

@@ -29,6 +29,9 @@ Pages = dict[Prefix, tuple[int, ...]]
 MOST_REJECTED = 3
 """Most steps in a row of which nothing is kept."""
 
+EVERY = 3
+"""Of so many passes of a request that steps alone, one is given up before it runs."""
+
 
 class Form(NamedTuple):
     """Tokens that a step gives each request slots for, and how many of them are kept.
@@ -81,7 +84,7 @@ class Steps:
         `promised_by` is the rule that guarantees room; None if none does. If it is not `fenced`,
         the request ends or is shared at once, which names the fence (B4).
         """
-        if not self._open(live, n_tokens, promised_by):
+        if not self.open(live, n_tokens, promised_by):
             return False
         self.go_on(live, n_tokens, fenced=fenced)
         return True
@@ -304,16 +307,14 @@ class Steps:
         # The live state at first; later the copy of a state that is due to be kept.
         return wanted | {each.name: 1 for each in bench.states}
 
-    def _open(self, live: Live, n_tokens: int, promised_by: str | None) -> bool:
-        """Slots for the next tokens; whether there are."""
+    def open(self, live: Live, n_tokens: int, promised_by: str | None) -> bool:
+        """Slots for the next tokens; whether there are. `promised_by` as in `advance`."""
         bench, request = self.bench, live.request
-        first, wanted = request.allocated, self._wanted(live, n_tokens)
-        host: dict[str, int | None] = {
-            each.name: wanted[each.name] for each in bench.paged if each.home_is_host
-        }
-        pressure = Pressure(device=wanted, host=host, asks=live.namespace)
         standing = plain(request) if promised_by is None else None
-        given = self._allocate(live, n_tokens, pressure, first)
+        given = self._allocate(live, n_tokens)
+        if given and self._is_stepped(live) and bench.steps % EVERY == 0:
+            self._give_up(live, n_tokens)
+            given = self._allocate(live, n_tokens)
         if not given:
             if promised_by is not None:
                 said = (
@@ -325,9 +326,14 @@ class Steps:
             check_unchanged(self.judge, "A5", standing, request, live.name)
         return given
 
-    def _allocate(self, live: Live, n_tokens: int, pressure: Pressure, first: int) -> bool:
-        """Slots for the next tokens, from page `first` on; states kept go to the tree (I10)."""
+    def _allocate(self, live: Live, n_tokens: int) -> bool:
+        """Slots for the next tokens; states kept go to the tree (I10)."""
         bench, own = self.bench, live.own
+        first, wanted = live.request.allocated, self._wanted(live, n_tokens)
+        host: dict[str, int | None] = {
+            each.name: wanted[each.name] for each in bench.paged if each.home_is_host
+        }
+        pressure = Pressure(device=wanted, host=host, asks=live.namespace)
         before, tables = bench.seen, self.publishing.tables(live)
         skipped = self.publishing.skipped
 
@@ -432,6 +438,26 @@ class Steps:
             return False
         self._check_step(live, step, n_tokens, 0, n_tokens)
         return True
+
+    def _give_up(self, live: Live, n_tokens: int) -> None:
+        """The pass does not run, and a larger one is refused: no token of both counts (A5, G2)."""
+        request, size = live.request, self.model.page_size
+        pools = {
+            each: self.bench.seen.books[each.name, "device"].capacity for each in self.bench.paged
+        }
+        more, first = 1 + max(pools.values(), default=0), request.allocated
+        if not any(
+            each.stored_pages(first, first + more, size) * each.slots_per_page > capacity
+            for each, capacity in pools.items()
+        ):
+            return
+        refused = self.cache.step([request], n_tokens=n_tokens + more * size, n_computed=0).refused
+        self.judge.expect(
+            refused == [request], "A5", None, lambda: f"{more} pages more of {live.name} fit"
+        )
+        self.cache.step([request], n_tokens=0)
+        counted = f"{live.name} computed {live.computed} tokens, {request.computed} count"
+        self.judge.expect(request.computed == live.computed, "G2", None, lambda: counted)
 
     def _note(self, live: Live, n_tokens: int, fence: Point | None) -> None:
         """Tokens exist, by `computed` or in a step."""
