@@ -22,6 +22,7 @@ OUTSIDE = {
     "benchmarks/README.md": "benchmarks.md",
     "examples/gallery/README.md": "packages/gallery.md",
     "examples/third_party/README.md": "packages/third_party.md",
+    "examples/draft_layer/README.md": "packages/draft_layer.md",
 }
 """Pages by the document, seen from the root of the repository, that they show."""
 

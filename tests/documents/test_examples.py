@@ -22,6 +22,7 @@ RUN_ELSEWHERE = {
     "docs/write-a-component.md": "tests/third_party/test_document.py runs it from top to bottom",
     "examples/gallery/README.md": "tests/documents/test_gallery.py runs its programs",
     "examples/third_party/README.md": "plugins/sinks is installed by tests/third_party",
+    "examples/draft_layer/README.md": "tests/third_party installs it",
 }
 """Documents whose blocks are files of one package."""
 
