@@ -458,6 +458,10 @@ def test_a_step_that_is_not_told_how_many_drafts_count_says_so() -> None:
         )
         with pytest.raises(LeaseError, match=said):
             cache.step([request], [[3, 4]], n_drafts=1)
+        ways: list[dict[str, Any]] = [{"n_drafts": 3}, {"n_tokens": 0}, {}]
+        for others in ways:
+            with pytest.raises(LeaseError, match=r"all 4 .*, up to 44, .* 42, .*; give n_computed"):
+                cache.step([request], **others)
         assert (request.computed, request.key.n_tokens) == (40, 42)
         assert cache.step([request], [[3, 4]], n_drafts=1, n_computed=2).seq_lens.tolist() == [44]
 

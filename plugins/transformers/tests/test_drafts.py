@@ -182,6 +182,7 @@ def test_wrong_drafts_cost_a_request_alone_no_pass(family: str, tiny: Any, token
     assert drafted.answers == plain.answers
     assert drafted.engine.totals.passes == plain.engine.totals.passes
     n_drafts = drafted.engine.totals.draft_tokens
+    assert drafted.engine.totals.accepted_tokens == 0
     assert 10 < n_drafts < 30, "it goes without after several passes that rejected all"
     n_more = drafted.engine.totals.computed_tokens - plain.engine.totals.computed_tokens
     assert n_more <= 4 * n_drafts
@@ -252,6 +253,7 @@ def test_prompt_lookup_proposes_the_tokens_behind_the_same_last_tokens() -> None
     assert lookup.propose(TokenKey([5, 6, 7, 8, 9, 1, 5, 6, 7]), 4) == [8, 9, 1, 5]
     assert lookup.propose(TokenKey([5, 6, 7, 8, 9, 1, 5, 6, 7]), 2) == [8, 9]
     assert lookup.propose(TokenKey([1, 7, 8, 9, 7]), 4) == [8, 9, 7]
+    assert lookup.propose(TokenKey([6, 7, 1, 5, 6, 7, 8, 9, 5, 6, 7]), 4) == [8, 9, 5, 6]  # all 3
     assert lookup.propose(TokenKey([1, 2, 3]), 4) == []
     assert lookup.propose(TokenKey([1]), 4) == []
 

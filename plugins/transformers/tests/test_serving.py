@@ -21,6 +21,7 @@ import torch
 
 from kvgraft import ConfigError
 from kvgraft.config import CacheConfig
+from kvgraft_transformers.engine import Engine
 from kvgraft_transformers.serving.command import load_served_model, serve
 from kvgraft_transformers.tiny import build_tiny_model
 from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
@@ -573,21 +574,27 @@ def test_options_of_a_replay_become_settings_of_the_cache_that_serves(checkpoint
     assert (config.device_tokens, config.host_tokens) == (1024, 2000)
     assert config.max_drafts == 0
     memory = ("--device-memory", "4MB", "--host-memory", "8MB")
-    config = opened(checkpoint, *memory, "--max-drafts", "4")
-    assert config.max_drafts == 4
+    engine = opened_engine(checkpoint, *memory, "--max-drafts", "4")
+    config = engine.memory.cache.config
+    assert (config.max_drafts, engine.settings.max_drafts) == (4, 4)
     assert (config.device_memory, config.host_memory) == (4_000_000, 8_000_000)
     assert config.cut_tokens == 128
 
 
 def opened(checkpoint: Path, *arguments: str) -> CacheConfig:
     """Settings of the cache that the command opens with these arguments."""
+    return opened_engine(checkpoint, *arguments).memory.cache.config
+
+
+def opened_engine(checkpoint: Path, *arguments: str) -> Engine:
+    """The engine of the command with these arguments."""
     with serve.make_context("serve", [str(checkpoint), *arguments]) as context:
         options = dict(context.params)
         for name in ("model", "host", "port", "grace_s", "log_requests"):
             del options[name]
         served = load_served_model(str(checkpoint), options, local=True)
         served.worker.stop()
-        return served.worker.engine.memory.cache.config
+        return served.worker.engine
 
 
 def test_the_help_names_the_unit_of_each_option() -> None:

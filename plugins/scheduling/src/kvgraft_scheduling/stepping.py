@@ -284,6 +284,8 @@ class Stepper:
                 )
             self._expect_at_end(batch, counts)
             batch.tokens = tokens
+        elif counts is None and self.max_drafts:
+            self._expect_verified(batch)
         if batch.n_tokens:
             if batch.n_drafts and self.tree.has_state:
                 batch.widths = self._up_to_states(batch)
@@ -333,6 +335,17 @@ class Stepper:
             else:
                 instead = "extend the key with the tokens that were computed first"
             raise LeaseError(f"{said}{request!r}; {instead}")
+
+    def _expect_verified(self, batch: Batch) -> None:
+        """Refuse to count drafts that the key does not hold: rejected ones are no tokens (G2)."""
+        for at in np.flatnonzero(batch.noted > 1).tolist():
+            request, n, length = batch.requests[at], int(batch.noted[at]), int(batch.length[at])
+            if request.key.n_tokens < length:
+                raise LeaseError(
+                    f"step: all {n} tokens of the last pass would count, up to {length}, and the "
+                    f"key holds {request.key.n_tokens}, of {request!r}; give n_computed, how many "
+                    "of them are right"
+                )
 
     def _most_pages(self) -> int:
         """Pages that a request can take in a step where all slots are free."""
