@@ -4,6 +4,7 @@ stepping       one step of all running requests, between two passes of the model
 rows           their page tables and lengths, as attention kernels index them, and how far each goes
                before a step has more to do than to count its tokens
 device_tables  the same tables and lengths on a device
+trees          drafts with several candidates for a position
 pending        pages that a running request computes and a waiting one could resume from
 waiting        the order in which waiting requests are tried
 ready          waiting on asyncio for copies
@@ -16,16 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgraft_scheduling.device_tables import DeviceTables
+    from kvgraft_scheduling.trees import Moves, moves_of_accepted
     from kvgraft_scheduling.waiting import WaitingPlace, WaitingQueue
 
 _LAZY = {
     "DeviceTables": "device_tables",
+    "Moves": "trees",
     "WaitingPlace": "waiting",
     "WaitingQueue": "waiting",
+    "moves_of_accepted": "trees",
 }
 """Loaded when they are used: not every engine needs the queue or tables on a device."""
 
-__all__ = ["DeviceTables", "WaitingPlace", "WaitingQueue"]
+__all__ = ["DeviceTables", "Moves", "WaitingPlace", "WaitingQueue", "moves_of_accepted"]
 
 
 def __getattr__(name: str) -> Any:
