@@ -43,13 +43,13 @@ def chain(namespace: object = ("tenant", 7), **changes: object) -> PageChain:
 
 
 KNOWN = """\
-fingerprint 27edea4f620f4803b86f001d0f4d5dfa0f44c6c7171e8469676867586d4d426b
-namespace 90d459fe1542d79a92213d2b18c244d90cc5a0c6eb3932ad38268757efb3b7a6
-root 0def8958a6276e57010db1290955897935e61cf87206e51307fb9d1983458d83
-page 0 be8eb13b2616dc42c0ee2e2c58d8028e067bebf94170a491da490fbc760e5b79
-page 2 bfe0d9ae4549d6cca8586248f43e809aacdb2b3804814fc5276bb7b9e83d0cdf
-key full 14ecb7c16e50ffbf3376c6308380f6de6a8e17787e71a70167e152ef2dc22c06
-key window@4 1df8c7367b59036a2be7c4741d5dfd4d9c94c0061bb060d360f2401d193de529
+fingerprint a5ad6b5a2c7361e7997c63c9a4fbb64d68927995cf8d8da7e4ab96db27bfbc21
+namespace e7687080095c83b9c18a41d70dc6ce298b1707a382ded15ba64ab640e4e92eaf
+root c075be08982aac75e0f0b05c8fe64b039da79ea001fe060d180f1329c917d615
+page 0 f316f282592bc3605d96d579735c09c777363646325e71832fa2bb268eeb8a3f
+page 2 b5e2f558cc8f9a9f33154538c74e7c3ecf73fb530d722b2ca5b8f87ee16f9a54
+key full 49be46076226794dfb2ccfe192ec57c80568138796cdb4c86cbf201932c5a7d7
+key window@4 f3b730c051c57dad54f8d250fb5afff18166370a0b7b36dfa6a3fe6cb2f07792
 """
 CODE = "from tests.storage.test_keys import vectors; print(vectors(), end='')"
 
@@ -139,12 +139,14 @@ PLAIN = st.recursive(
 )
 
 
-def test_a_bool_in_a_fingerprint_is_neither_0_nor_1_and_reads_back() -> None:
+def test_a_bool_in_a_fingerprint_is_neither_0_nor_1_and_no_namespace() -> None:
     salts: list[object] = [True, False, 1, 0, None, (True,), (1,), (True, False), b"T"]
     assert len({fingerprint(salt=salt).digest for salt in salts}) == len(salts)
     assert len({fingerprint(geometry={"full": (salt,)}).digest for salt in salts}) == len(salts)
-    for salt in salts:
-        assert repr(decode(encode_exact(salt))) == repr(salt)
+    assert decode(encode_exact((1, 0))) == (1, 0)
+    for salt in True, False, (True,):
+        with pytest.raises(ValueError, match="is a bool"):
+            decode(encode_exact(salt))
     assert encode_exact((1, "a", None)) == encode((1, "a", None))
     with pytest.raises(ConfigError, match="use None, bool, int, str, bytes or tuples"):
         fingerprint(salt=1.5)
@@ -167,7 +169,8 @@ class Color(str, enum.Enum):
 def test_equal_namespaces_have_one_encoding() -> None:
     assert encode(Adapter("a", 1)) == encode(("a", 1))
     assert encode(Color.RED) == encode("red")
-    assert encode("\ud800") != encode("\ud801")
+    with pytest.raises(ConfigError, match=r"character 1 of 'a.ud800' is half a surrogate pair"):
+        encode("a\ud800")
 
 
 @pytest.mark.parametrize("value", [1.0, True, [1], {"a": 1}, object(), ("a", (1.5,))])

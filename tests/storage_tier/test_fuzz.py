@@ -8,12 +8,13 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import cbor2
 import pytest
 import xxhash
 
 from kvgraft import SnapshotError
 from kvgraft.cache import Cache
-from kvgraft_storage.canonical import decode, encode
+from kvgraft_storage.canonical import decode
 from kvgraft_storage.files import unfinished_path
 from kvgraft_storage.tier.snapshot import HEAD, MAX_NBYTES, Boundary, read_snapshot
 
@@ -23,7 +24,20 @@ from .test_snapshot import apart, served
 
 SETUP = installed("full")
 EXTREMES = (-(2**200), -(2**63), -2, -1, 0, 1, 2, 3, 15, 16, 17, 2**31, 2**32, 2**63, 2**64, 2**200)
-KINDS = (None, "", "x" * 70, b"", b"x", b"\0" * 64, (), (1,), (None,) * 3, "\ud800")
+KINDS: tuple[object, ...] = (
+    None,
+    "",
+    "x" * 70,
+    b"",
+    b"x",
+    b"\0" * 64,
+    (),
+    (1,),
+    (None,) * 3,
+    1.5,
+    {1: 2},
+    [{}],
+)
 
 Node = tuple[object, ...]
 Value = object
@@ -34,13 +48,13 @@ class Raw(bytes):
 
 
 def encoded(value: Value) -> bytes:
-    """As `canonical.encode`, but of anything."""
+    """As `canonical.encode`, but of anything, in any way."""
     if isinstance(value, Raw):
         return bytes(value)
     if isinstance(value, tuple):
-        content = b"".join(encoded(each) for each in value)
-        return b"t" + struct.pack("<Q", len(content)) + content
-    return encode(value)
+        head = cbor2.dumps([None] * len(value))[: -len(value) or None]
+        return head + b"".join(encoded(each) for each in value)
+    return cbor2.dumps(value)
 
 
 def sealed(body: bytes) -> bytes:
@@ -70,7 +84,7 @@ def splice(content: bytes, chance: random.Random) -> bytes:
 
 
 def length_field(content: bytes, chance: random.Random) -> bytes:
-    """Eight bytes somewhere, as the length behind a tag."""
+    """Eight bytes somewhere, as a length."""
     at = chance.randrange(len(content) + 1)
     number = chance.choice((0, 1, 8, len(content), 2**31, 2**63, 2**64 - 1, chance.getrandbits(64)))
     return content[:at] + struct.pack("<Q", number) + content[at + 8 :]
@@ -109,10 +123,23 @@ def changed(value: Value, chance: random.Random) -> Value:
     if kind == 2:
         deep: Value = value
         for _ in range(chance.choice((1, 2, 14, 17, 5000))):
-            deep = Raw(b"t" + struct.pack("<Q", len(encoded(deep))) + encoded(deep))
+            deep = Raw(b"\x81" + encoded(deep))
         return deep
     if kind == 3:
-        return Raw(chance.choice((b"", b"f", b"n", b"i", b"b" + b"\xff" * 8, b"s\1" + bytes(8))))
+        return Raw(
+            chance.choice(
+                (
+                    b"",
+                    b"\xff",  # the end of what is of no known length
+                    b"\x9f\x01\xff",  # and such an array
+                    b"\x5b" + b"\xff" * 8,  # 16 million TB
+                    b"\x9b\x7f" + b"\xff" * 7,
+                    b"\x62\xff\xff",  # no UTF-8
+                    b"\x18\x01",  # 1, in more bytes than it needs
+                    b"\xc4\x82\x1b\x7f" + b"\xff" * 7 + b"\x01",  # a decimal fraction
+                )
+            )
+        )
     if isinstance(value, int):
         return chance.choice((value + 1, value - 1, -value, value * 2, *EXTREMES))
     if isinstance(value, bytes):
@@ -247,8 +274,10 @@ FIRST_NODE = (2, 0, 1, 0)
         ((0,), None, "no fingerprint, page size and namespaces"),
         ((), (), "not three fields"),
         ((), 3, "not three fields"),
-        ((2,), Raw(b"f" + bytes(8)), "no value at byte"),
-        ((2,), Raw(b"s" + struct.pack("<Q", 1) + b"\xff"), "can't decode byte"),
+        ((2,), Raw(b"\xfb" + bytes(8)), "is a float"),
+        ((2,), Raw(b"\x61\xff"), "decod"),
+        ((1,), Raw(b"\x18\x10"), "another encoding than the canonical one"),
+        ((1,), Raw(b"\xf5"), "is a bool"),
     ],
 )
 def test_a_snapshot_that_cannot_be_is_refused(

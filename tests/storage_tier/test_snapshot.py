@@ -249,7 +249,7 @@ def test_canonical_bytes_are_read_back(value: object) -> None:
 def test_cut_canonical_bytes_are_no_value(value: object, data: st.DataObject) -> None:
     encoded = encode(value)
     cut = encoded[: data.draw(st.integers(0, len(encoded) - 1))]
-    with pytest.raises(ValueError, match=r"cut|no value"):
+    with pytest.raises(ValueError, match=r"premature end|encoding"):
         decode(cut)
 
 

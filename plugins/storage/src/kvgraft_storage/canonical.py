@@ -1,13 +1,15 @@
 """Values as bytes that are equal exactly when the values are, in every process.
 
 `hash()` changes with the process and `repr()` with the type; names of data on disk must do neither.
-An encoding is a tag, a length and the content, so no two values share one.
+The bytes are deterministic CBOR (RFC 8949, section 4.2): every value has one encoding, and no two
+values share one.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Mapping
+from typing import Any
+
+import cbor2
 
 from kvgraft.errors import ConfigError
 
@@ -18,9 +20,6 @@ Plain = object
 
 MAX_DEPTH = 16
 """Tuples inside tuples."""
-
-BOOLS: Mapping[bool, bytes] = {True: b"T", False: b"F"}
-"""Tags of the two bools, which have no content."""
 
 
 def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> bytes:
@@ -36,9 +35,9 @@ def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> byte
 
     Raises:
         ConfigError: another type, also inside a tuple; bool and float among them, because `True`,
-            `1` and `1.0` are equal in Python and not in storage.
+            `1` and `1.0` are equal in Python and not in storage. Or a text that is no Unicode.
     """
-    return _encode(value, subject, depth, {})
+    return cbor2.dumps(_plain(value, subject, depth), canonical=True)
 
 
 def encode_exact(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> bytes:
@@ -52,41 +51,47 @@ def encode_exact(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -
         depth: tuples inside tuples that are taken.
 
     Raises:
-        ConfigError: another type, also inside a tuple.
+        ConfigError: another type, also inside a tuple, or a text that is no Unicode.
     """
-    return _encode(value, subject, depth, BOOLS)
+    return cbor2.dumps(_plain(value, subject, depth, bools=True), canonical=True)
 
 
 def decode(encoded: bytes, depth: int = MAX_DEPTH) -> Plain:
-    """The value whose canonical bytes these are.
+    """The value whose canonical bytes these are, as `encode` makes them.
 
     Args:
         encoded: the bytes.
         depth: tuples inside tuples that are taken.
 
     Raises:
-        ValueError: they encode no value.
+        ValueError: they are not the canonical bytes of any value.
     """
-    value, end = _decode(memoryview(encoded), 0, depth)
-    if end != len(encoded):
-        raise ValueError(f"{len(encoded) - end} bytes follow the value")
+    try:
+        value: Plain = cbor2.loads(encoded, max_depth=depth + 1, immutable=True)
+        again = encode(value, depth=depth)
+    except (cbor2.CBORError, ConfigError) as error:
+        raise ValueError(str(error)) from None
+    if again != encoded:
+        raise ValueError("another encoding than the canonical one, or bytes follow the value")
     return value
 
 
-def _encode(value: object, subject: str, depth: int, bools: Mapping[bool, bytes]) -> bytes:
-    if value is None:
-        return b"n"
-    if isinstance(value, bool) and bools:
-        return bools[value]
+def _plain(value: Any, subject: str, depth: int, *, bools: bool = False) -> Plain:
+    """The value of plain types, without subclasses."""
+    if value is None or (bools and isinstance(value, bool)):
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
-        number = int(value)
-        return _tagged(b"i", number.to_bytes(number.bit_length() // 8 + 1, "big", signed=True))
+        return int(value)
     if isinstance(value, str):
-        return _tagged(b"s", value.encode("utf-8", "surrogatepass"))
+        try:
+            return value.encode().decode()
+        except UnicodeEncodeError as error:
+            said = f"{subject}: character {error.start} of {value!r:.60} is half a surrogate pair"
+            raise ConfigError(f"{said}, not text; use valid Unicode or bytes") from None
     if isinstance(value, bytes):
-        return _tagged(b"b", bytes(value))
+        return bytes(value)
     if isinstance(value, tuple) and depth > 0:
-        return _tagged(b"t", b"".join(_encode(each, subject, depth - 1, bools) for each in value))
+        return tuple([_plain(each, subject, depth - 1, bools=bools) for each in value])
     if isinstance(value, tuple):
         raise ConfigError(f"{subject}: tuples nest deeper than {MAX_DEPTH}; use a flat tuple")
     kinds = "None, bool, int" if bools else "None, int"
@@ -94,36 +99,3 @@ def _encode(value: object, subject: str, depth: int, bools: Mapping[bool, bytes]
         f"{subject}: {value!r:.60} is a {type(value).__name__}, which has no canonical bytes; "
         f"use {kinds}, str, bytes or tuples of them"
     )
-
-
-def _tagged(tag: bytes, content: bytes) -> bytes:
-    return tag + struct.pack("<Q", len(content)) + content
-
-
-def _decode(encoded: memoryview, start: int, depth: int) -> tuple[Plain, int]:
-    tag = bytes(encoded[start : start + 1])
-    if tag == b"n":
-        return None, start + 1
-    if tag in BOOLS.values():
-        return tag == BOOLS[True], start + 1
-    if len(encoded) < start + 9:
-        raise ValueError(f"cut at byte {start}")
-    (length,) = struct.unpack_from("<Q", encoded, start + 1)
-    first = start + 9
-    end = first + length
-    if end > len(encoded):
-        raise ValueError(f"cut at byte {start}")
-    if tag == b"t" and depth > 0:
-        items = []
-        while first < end:
-            item, first = _decode(encoded[:end], first, depth - 1)
-            items.append(item)
-        return tuple(items), end
-    content = bytes(encoded[first:end])
-    if tag == b"i":
-        return int.from_bytes(content, "big", signed=True), end
-    if tag == b"s":
-        return content.decode("utf-8", "surrogatepass"), end
-    if tag == b"b":
-        return content, end
-    raise ValueError(f"no value at byte {start}")
