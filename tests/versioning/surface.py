@@ -21,7 +21,16 @@ import kvgraft.transfers
 from kvgraft.contract import ApiVersion, Contract
 from kvgraft.packages.registry import CURRENT
 
-__all__ = ["FROZEN", "Surface", "breaks", "changes", "recorded", "surface"]
+__all__ = [
+    "FROZEN",
+    "READABLE",
+    "Surface",
+    "breaks",
+    "changes",
+    "parameters",
+    "recorded",
+    "surface",
+]
 
 FROZEN = Path(__file__).parent / "frozen"
 """One directory for each version of the contract; none is edited once its version is released."""
@@ -117,20 +126,20 @@ def _shape(value: object) -> object:
     if isinstance(value, type):
         return {
             "kind": "tuple" if issubclass(value, tuple) else "class",
-            "takes": _parameters(value),
+            "takes": parameters(value),
             "offers": {
-                name: "property" if isinstance(member, READABLE) else _parameters(member)
+                name: "property" if isinstance(member, READABLE) else parameters(member)
                 for name, member in sorted(vars(value).items())
                 if not name.startswith(("_", "model_"))
                 and (inspect.isfunction(member) or isinstance(member, READABLE))
             },
         }
     if inspect.isfunction(value):
-        return {"kind": "function", "takes": _parameters(value)}
+        return {"kind": "function", "takes": parameters(value)}
     return value if isinstance(value, (str, int)) else type(value).__name__
 
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
+def parameters(function: Callable[..., Any]) -> list[str]:
     """Parameters in order, without types: `name`, `name=default`, `*, name=default`."""
     if getattr(function, "__init__", None) is Exception.__init__:  # Pythons differ on these
         return ["*args"]
@@ -139,7 +148,8 @@ def _parameters(function: Callable[..., Any]) -> list[str]:
         if each.name == "self":
             continue
         text = STARS.get(each.kind.name, "") + each.name
-        found.append(text if each.default is each.empty else f"{text}={each.default!r}")
+        default = getattr(each.default, "__name__", None) or repr(each.default)
+        found.append(text if each.default is each.empty else f"{text}={default}")
     return found
 
 
