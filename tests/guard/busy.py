@@ -297,6 +297,7 @@ class Busy:
 
     def __init__(self, seed: int | str, strain: str = "", **changed: Any) -> None:
         self.random = random = Random(f"{strain} {seed}" if strain else seed)
+        self.aside = Random(seed)  # what it draws moves none of the other calls
         self.strain = STRAINS.get(strain)
         self.engine, self.clock = PromptEngine(), Clock()
         self.named = random.random() < (0.3 if self.strain is None else 0.6)
@@ -500,6 +501,13 @@ class Busy:
         if n_tokens:
             self.compute_of(request, n_tokens)
 
+    def give_up_pass(self, request: Request) -> None:
+        """A request has slots for a pass that never runs."""
+        self.stepped.pop(id(request), None)
+        self.drafted.discard(id(request))
+        if request.computed < request.total:
+            self.cache.allocate(request, 1)
+
     def verified(self, request: Request) -> int:
         """How many tokens of the last step are right; its key has them from here on."""
         n_tokens = self.stepped.pop(id(request), 0)
@@ -588,7 +596,10 @@ class Busy:
         if not done:
             return
         request = self.random.choice(done)
-        self.note(request)
+        if self.aside.random() < 0.3:
+            self.give_up_pass(request)
+        else:
+            self.note(request)
         options: dict[str, Any] = {}
         if self.random.random() < 0.3:
             options["hint"] = self.random.choice(["continues", "turn-ended", "over"])

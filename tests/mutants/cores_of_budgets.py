@@ -41,6 +41,14 @@ BUDGET_DEFECTS: dict[str, tuple[tuple[str, ...], Defect]] = {
             "self.leased > 1",
         ),
     ),
+    "an_extent_goes_though_less_than_it_is_free": (
+        ("K7", "A12"),
+        edited(
+            extents.ArenaPool.may_give,
+            "self.leased > 1 and self.ledger.headroom >= self.extent",
+            "self.leased > 1 and self.ledger.headroom > 0",
+        ),
+    ),
     "slots_that_close_cost_no_headroom": (
         ("A12", "A7", "A8", "K7"),
         edited(

@@ -10,8 +10,9 @@ from kvgraft.requests.publishing import Publisher
 from kvgraft.serving import Serving
 from kvgraft.transfers import Journal
 from kvgraft.tree.component import Candidates
+from kvgraft.tree.keys import TokenKey
 from kvgraft_observe.events import EventStream
-from kvgraft_retention.lifetimes import Lifetimes
+from kvgraft_retention.lifetimes import Lifetimes, Retentions
 from kvgraft_retention.tenants import SharedLedger, TenantLedger, Tenants
 from kvgraft_scheduling.stepping import Stepper
 
@@ -184,4 +185,37 @@ change(
     Stepper._take_in_order,
     "not self._has_room(needed + n)",
     "not self._has_room(n)",
+)
+change(
+    "a use without a retention takes that of the use before",
+    DRAWN,
+    "T7 K1",
+    Retentions.used,
+    "self.tree.use_class, self.tree.use_retention = request.use_class, request.use_retention",
+    "self.tree.use_class = request.use_class\n"
+    "    self.tree.use_retention = request.use_retention or self.tree.use_retention",
+)
+change(
+    "a tenant takes free slots beyond its limit",
+    DRAWN,
+    "K5 K4",
+    TenantLedger.room,
+    "return min(self.allocator.n_free, self.limit - self.used)",
+    "return self.allocator.n_free",
+)
+change(
+    "a copy that is late counts as done",
+    "everything",
+    "B3 R7 E4",
+    Journal.settle,
+    "first.late = True\n                break",
+    "first.late = True",
+)
+change(
+    "a fork writes to the key of the other",
+    "everything",
+    "T11 M1 M2 M9",
+    TokenKey.__copy__,
+    "fork.data += self.data",
+    "fork.data = self.data",
 )

@@ -85,3 +85,11 @@ change(
     "slots[start:stop]",
     "slots[: stop - start]",
 )
+change(
+    "a delivery that is kept again keeps its first pins",
+    STORED,
+    "L2 L1 T8",
+    Deliveries.keep,
+    "release(tree, before.receipt)",
+    "pass",
+)

@@ -38,7 +38,7 @@ PROFILES = {
     profile.name: profile
     for profile in (
         Profile("dev", examples=6, steps=40, repeatable=True),
-        Profile("ci", examples=40, steps=50, repeatable=True),
+        Profile("ci", examples=60, steps=50, repeatable=True),
         Profile("nightly", examples=1500, steps=60, repeatable=False),
     )
 }

@@ -124,6 +124,6 @@ BY_PRIORITY = Keeping(LeastRecentlyUsed, _rank, lambda namespace: _rank(namespac
 BY_TERM = Keeping(
     LeastRecentlyUsed,
     lambda namespace: 0,
-    lambda namespace: int(_rank(namespace) == 1),
+    lambda namespace: 1 if _rank(namespace) == 1 else None,  # some requests give no term at all
     lambda namespace: (None, 9.0, 0.0)[_rank(namespace)],
 )

@@ -18,6 +18,7 @@ from kvgraft_testing.machine.harness import Harness
 from kvgraft_testing.machine.picking import (
     LONGEST,
     MOST_REQUESTS,
+    MOST_SCENES,
     NAMESPACES,
     STEMS,
     chunks,
@@ -233,7 +234,7 @@ class CacheMachine(Scenes):
                 self.harness.finish(live)
                 return
 
-    @has("decoding")
+    @precondition(lambda self: not self.over and self.may_step)
     @rule(
         tokens=st.lists(st.sampled_from((1, 2)), min_size=1, max_size=3),
         width=st.sampled_from((1, 1, 2, 4)),
@@ -244,10 +245,17 @@ class CacheMachine(Scenes):
     def step_together(self, tokens: list[int], width: int, accepted: int, beyond: int = 0) -> None:
         """All decoding requests take tokens in one step, or in some; drafts may be rejected.
 
-        Some of the steps may go beyond the reservations.
+        Some of the steps may go beyond the reservations. Where none can step, two are begun.
         """
-        if not self.harness.step_together(tokens, width, accepted, beyond):
+        if self.harness.step_together(tokens, width, accepted, beyond):
+            return
+        if self.scenes >= MOST_SCENES:
             raise Impossible
+        self.scenes += 1
+        self._make_place(2)
+        for _ in range(2):
+            self._begin_decoding((), len(tokens) * width)
+        self.harness.step_together(tokens, width, accepted, beyond)
 
     @has("admitted")
     @rule(index=picks, keep_slots=st.booleans())
@@ -380,6 +388,7 @@ class CacheMachine(Scenes):
         components = self.harness.model.components
         self.harness.rooms.evict(components[index % len(components)], n_slots, tier)
 
+    @precondition(lambda self: not self.over and self.has_unpinned)
     @rule()
     @unless_over
     def squeeze(self) -> None:

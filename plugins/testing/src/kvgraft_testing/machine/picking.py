@@ -17,6 +17,7 @@ from kvgraft_testing.machine.prefetches import Fetched
 __all__ = [
     "LONGEST",
     "MOST_REQUESTS",
+    "MOST_SCENES",
     "NAMESPACES",
     "SHARING",
     "STEMS",
@@ -109,6 +110,17 @@ class Picking(Example):
         """Whether a sequence may leave all tiers and be fetched, beside the other scenes."""
         return self.harness.prefetches.may_start and self.fetches < MOST_FETCHES
 
+    @property
+    def may_step(self) -> bool:
+        """Whether some request decodes, or may be begun for a step of several."""
+        return self.scenes < MOST_SCENES or bool(self._requests("decoding"))
+
+    @property
+    def has_unpinned(self) -> bool:
+        """Whether data may leave DEVICE."""
+        books = self.harness.bench.seen.books
+        return any(each.evictable for (_, tier), each in books.items() if tier == "device")
+
     def _pick(self, stage: str, index: int) -> Live:
         return picked(self._requests(stage), index)
 
@@ -155,6 +167,20 @@ class Picking(Example):
             self.harness.finish(live)
         elif live in self.harness.live:
             self.harness.abort(live)
+
+    def _begin_decoding(self, prompt: tuple[int, ...], reserve: int) -> Live:
+        """A request decodes in steps, if there is room for it; no other has its last page."""
+        harness = self.harness
+        live = self._begin(None, (*prompt, *harness.unseen(1)), reserve, None)
+        live.steps = True
+        self._along(live, 2)
+        harness.rooms.step_all()
+        if live.admitted and not live.waiting:
+            harness.prefill_all(live)
+            harness.checkpoint(live)  # the next one has no page of the same tokens of its own
+            if live.standing:
+                harness.decode(live, 1)
+        return live
 
     def _make_place(self, n_requests: int) -> None:
         """End the oldest requests until that many have a place, and room."""

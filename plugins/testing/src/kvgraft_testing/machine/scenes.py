@@ -38,6 +38,9 @@ N_BEFORE = 2
 FILLERS = (1, 1, 1, 99, 99)
 """Sequences that fill the pools, in pages, at most."""
 
+MOST_RESERVED = 9
+"""Tokens that the requests decode, or fewer of them, when memory moves under them."""
+
 MOST_MOVES = 16
 """Extents that one pool gives in a row, at most."""
 
@@ -299,16 +302,7 @@ class Scenes(Picking):
         lives: list[Live] = []
         for _ in range(n_requests):
             reserve = 1 if crowd and len(lives) != 1 else size + 3
-            live = self._begin(None, (*prompt, *harness.unseen(1)), reserve, None)
-            live.steps = True
-            self._along(live, 2)
-            harness.rooms.step_all()
-            if live.admitted and not live.waiting:
-                harness.prefill_all(live)
-                harness.checkpoint(live)  # the next one has no page of the same tokens of its own
-                if live.standing:
-                    harness.decode(live, 1)
-            lives.append(live)
+            lives.append(self._begin_decoding(prompt, reserve))
         if filled:
             self._fill()
         if crowd:
@@ -351,9 +345,11 @@ class Scenes(Picking):
 
         The first slots go to others' data, which leaves then, so that the requests' slots lie in
         the last extents. The device may lag behind the engine meanwhile. If the requests decoded,
-        the pool of their states gives memory first.
+        the pool of their states gives memory first. With a small reservation others are promised
+        the remaining slots, so that less than an extent is free of promises.
         """
         self.scenes += 1
+        crowd = reserve < MOST_RESERVED
         harness, size = self.harness, self.harness.model.page_size
         self._make_place(2)
         for _ in range(N_BEFORE):
@@ -373,6 +369,7 @@ class Scenes(Picking):
                     harness.decode(live, 1)
             both.append(live)
         harness.rooms.squeeze()
+        others = self._promise_the_rest(stem, harness.bench.sizes.device * size) if crowd else []
         for giver, taker in ((-1, 0), *moves) if decoded else moves:
             for _ in range(MOST_MOVES):
                 if not harness.rooms.move_memory(giver, taker, Tier.DEVICE):
@@ -384,6 +381,8 @@ class Scenes(Picking):
                     harness.prefill(live, None)
                 elif live.computed < live.prompt + live.reserve:
                     harness.decode(live, 1)
+        for other in others:
+            harness.abort(other)
         harness.rooms.settle_memory()
 
     @has_scene(of_ended=True)

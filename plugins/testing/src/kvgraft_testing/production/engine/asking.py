@@ -65,16 +65,22 @@ class Asking:
         return found
 
     def _others(self, page_size: int) -> list[dict[str, Any]]:
-        """Other options: a number is larger, or a switch is turned; none if it has none of them."""
+        """Other options: all numbers are larger and all switches turned, or else one of them.
+
+        None if it has none of them.
+        """
         from kvgraft.packages.dispatch import parse_options
 
+        larger, tripled = {}, {}
         for name, value in parse_options(self.plugin, self.options):
-            if name in POOLS or type(value) not in (int, bool):
-                continue
-            for other in (not value,) if type(value) is bool else (2 * value, value + 1):
-                changed = {**self.options, name: other}
-                if self._mount(_cache(changed, page_size, PAGES)) is not None:
-                    return [{name: other}]
+            if name not in POOLS and type(value) in (int, bool):
+                larger[name] = not value if type(value) is bool else value + 1
+                tripled[name] = not value if type(value) is bool else 3 * value
+        single = [{name: each[name]} for name in larger for each in (tripled, larger)]
+        for other in (larger, tripled, *single):
+            changed = {**self.options, **other}
+            if other and self._mount(_cache(changed, page_size, PAGES)) is not None:
+                return [other]
         return []
 
     def _mount(self, cache: Cache) -> Any:
@@ -98,12 +104,12 @@ class Asking:
             self._ask(mounted, cache.where, cache.page_size)
 
     def ask_together(self) -> None:
-        """The same with all of them built first, in another order: one of other options before."""
+        """All of them are built first, and asked last to first: one of other options before."""
         tried = [size for sizes in SIZES for size in reversed(sizes)]
         any(self._others(size) for size in tried)
         caches = self.caches(largest_first=True)
         built = {each.where: self._mount(each) for each in reversed(caches)}
-        for each in caches:
+        for each in reversed(caches):
             if built[each.where] is not None:
                 self._ask(built[each.where], each.where, each.page_size)
 
