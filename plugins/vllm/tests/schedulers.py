@@ -30,12 +30,12 @@ from vllm.v1.kv_cache_interface import (
     is_mamba_prefill_checkpoint_valid,
 )
 from vllm.v1.metrics.stats import PrefixCacheStats
-from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvgraft_vllm.block_layout import STATE, LooksBack
 
-__all__ = ["Engine", "Sizes", "Traffic", "Worker", "drive"]
+__all__ = ["Engine", "Sizes", "Traffic", "Worker", "drafting", "drive"]
 
 VOCABULARY = 1 << 17
 MOST_STEPS = 20_000
@@ -64,6 +64,7 @@ class Sizes:
         depth: steps under way at a time; more than one is asynchronous scheduling.
         log_stats: whether vLLM's statistics are kept.
         exports: whether kernels export the state before a prompt's end from inside a pass.
+        drafts: most draft tokens of a request in a step.
     """
 
     n_blocks: int = 65
@@ -76,6 +77,7 @@ class Sizes:
     depth: int = 1
     log_stats: bool = True
     exports: bool = False
+    drafts: int = 0
 
     @property
     def states(self) -> list[int]:
@@ -107,6 +109,18 @@ def cache_config(sizes: Sizes) -> KVCacheConfig:
             spec = SlidingWindowSpec(**shape, sliding_window=window)
         groups.append(KVCacheGroupSpec([f"layers.{number}"], spec))
     return KVCacheConfig(num_blocks=sizes.n_blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+
+
+def drafting(method: str) -> Any:
+    """The part of vLLM's speculative configuration that its scheduler reads."""
+    return SimpleNamespace(
+        method=method,
+        use_eagle=lambda: False,
+        use_eagle_block_drop=lambda: False,
+        needs_eagle_block_drop=lambda: False,
+        num_speculative_tokens_per_batch_size=None,
+        max_num_new_slots_for_drafting=0,
+    )
 
 
 def engine_config(sizes: Sizes) -> Any:
@@ -164,12 +178,12 @@ def engine_config(sizes: Sizes) -> Any:
         kv_events_config=None,
         kv_transfer_config=None,
         ec_transfer_config=None,
-        speculative_config=None,
+        speculative_config=drafting("ngram") if sizes.drafts else None,
         is_mm_encoder_only=False,
         use_v2_model_runner=False,
         max_concurrent_batches=sizes.depth,
         max_in_flight_tokens=sizes.depth * sizes.step_tokens,
-        num_speculative_tokens=0,
+        num_speculative_tokens=sizes.drafts,
         num_lookahead_tokens=0,
         num_prefill_lookahead_tokens=0,
         num_hash_lookahead_tokens=0,
@@ -193,7 +207,10 @@ class Engine:
         self.scheduler: Any = kind(
             vllm_config=config or engine_config(sizes),
             kv_cache_config=cache_config(sizes),
-            structured_output_manager=SimpleNamespace(accept_tokens=lambda request, tokens: True),
+            structured_output_manager=SimpleNamespace(
+                accept_tokens=lambda request, tokens: True,
+                validate_tokens=lambda request, tokens: tokens,
+            ),
             block_size=sizes.block_size,
             hash_block_size=sizes.block_size,
             log_stats=sizes.log_stats,
@@ -237,6 +254,8 @@ class Engine:
             for of_client in scheduler.update_from_output(*outputs.pop(0)).values():
                 if of_client.scheduler_stats is not None:
                     self.worker.count(of_client.scheduler_stats.prefix_cache_stats)
+        if self.sizes.drafts:
+            scheduler.update_draft_token_ids(self.worker.draft())
 
 
 def chained(before: int, token: int) -> int:
@@ -263,6 +282,7 @@ class Worker:
 
     Attributes:
         wrong: positions that were attended to and held something else.
+        n_accepted, n_rejected: draft tokens.
         texts: by request, the tokens that it has, sampled ones included.
         n_resumed: how often a request was resumed after a preemption.
         stats: vLLM's prefix cache statistics, added up.
@@ -275,7 +295,9 @@ class Worker:
         """Of the newest state in a request's tables."""
         self.tables: dict[str, list[list[int]]] = {}
         self.texts: dict[str, Text] = {}
-        self.wrong = self.n_resumed = 0
+        self.wrong = self.n_resumed = self.n_accepted = self.n_rejected = 0
+        self._decoding: list[str] = []
+        self._rng = random.Random(sizes.drafts)
         self.stats = PrefixCacheStats()
 
     def run(self, output: Any) -> ModelRunnerOutput:
@@ -306,9 +328,17 @@ class Worker:
         if self.sizes.states:
             for name, (start, n_tokens) in spans.items():
                 self._move_states(name, start, start + n_tokens)
+        for name, drafts in output.scheduled_spec_decode_tokens.items():
+            self.texts[name].tokens += drafts
         for name, (start, n_tokens) in spans.items():
             self._write(name, start, start + n_tokens)
-        sampled = [self._sample(name, start, start + n) for name, (start, n) in spans.items()]
+        sampled = [
+            self._sample(
+                name, start, start + n, len(output.scheduled_spec_decode_tokens.get(name, ()))
+            )
+            for name, (start, n) in spans.items()
+        ]
+        self._decoding = [name for name, new in zip(spans, sampled) if new]
         names = list(spans)
         return ModelRunnerOutput(
             req_ids=names,
@@ -357,7 +387,21 @@ class Worker:
             assert not self.contents[new].any(), f"{name} writes to blocks that were not cleared"
             self.contents[blocks, places % size] = numbers[start:] + group
 
-    def _sample(self, name: str, start: int, end: int) -> list[int]:
+    def draft(self) -> DraftTokenIds:
+        """Drafts for requests that decode: some of the right tokens, then wrong ones."""
+        drafts = []
+        for name in self._decoding:
+            tokens, n_drafts = (
+                list(self.texts[name].tokens),
+                self._rng.randint(0, self.sizes.drafts),
+            )
+            n_right = self._rng.randint(0, n_drafts)
+            for _ in range(n_right):
+                tokens.append(int(Text(tokens).number(len(tokens))[-1] % VOCABULARY))
+            drafts.append(tokens[len(tokens) - n_right :] + [0] * (n_drafts - n_right))
+        return DraftTokenIds(self._decoding, drafts)
+
+    def _sample(self, name: str, start: int, end: int, n_drafts: int) -> list[int]:
         size, text = self.sizes.block_size, self.texts[name]
         numbers = text.number(end)
         for group, (table, window) in enumerate(zip(self.tables[name], self.sizes.windows)):
@@ -368,8 +412,16 @@ class Worker:
             self.wrong += int((held != numbers[places] + group).sum())
         if end < len(text.tokens):
             return []  # a part of the prompt, or of what ran before a preemption
-        text.tokens.append(int(numbers[-1] % VOCABULARY))
-        return [text.tokens[-1]]
+        known = end - n_drafts
+        following: list[int] = (numbers[known - 1 :] % VOCABULARY).tolist()
+        right = 0
+        while right < n_drafts and following[right] == text.tokens[known + right]:
+            right += 1
+        self.n_accepted += right
+        self.n_rejected += n_drafts - right
+        del text.tokens[known + right :], text.numbers[known + right :]
+        text.tokens.append(following[right])
+        return following[: right + 1]
 
 
 @dataclass

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import random
 import re
+import socket
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,7 +19,15 @@ import torch
 
 pytest.importorskip("vllm", reason="vLLM's files are not at hand: make test-engine-files")
 
-from plugins.vllm.tests.schedulers import Engine, Sizes, Traffic, Worker, drive, engine_config
+from plugins.vllm.tests.schedulers import (
+    Engine,
+    Sizes,
+    Traffic,
+    Worker,
+    drafting,
+    drive,
+    engine_config,
+)
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
 from vllm.v1.core import kv_cache_manager
@@ -38,6 +48,7 @@ OTHER_WINDOWS = Sizes(windows=(None, 9, 30), n_blocks=161)
 STATES = Sizes(windows=(None, STATE), n_blocks=90)
 QWEN = Sizes(windows=(STATE, STATE, STATE, None), n_blocks=161, exports=True)
 ALL = Sizes(windows=(None, 16, STATE, 16), n_blocks=161)
+SMALL = replace(FULL, n_blocks=33), replace(WINDOWS, n_blocks=121)
 SETTINGS = ManagerSettings(reserve=0, point_tokens=16)
 N_SEEDS = 20
 
@@ -91,6 +102,34 @@ def test_every_position_that_is_attended_to_holds_its_own_token(
 def test_the_guard_finds_no_broken_rule(put: Put, sizes: Sizes) -> None:
     put(SETTINGS.model_copy(update={"guard": GuardMode.ON}))
     assert run(sizes, seed=1)[1].wrong == 0
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+@pytest.mark.parametrize("sizes", SMALL, ids=["full", "windows"])
+def test_no_position_is_wrong_with_drafts(put: Put, sizes: Sizes, policy: str) -> None:
+    put(SETTINGS)
+    sizes = replace(sizes, policy=policy, drafts=5)
+    workers = [run(sizes, seed)[1] for seed in range(N_SEEDS)]
+    assert not any(worker.wrong for worker in workers)
+    for count in ("n_resumed", "n_accepted", "n_rejected"):
+        assert sum(getattr(worker, count) for worker in workers), count
+
+
+def test_a_conversation_goes_on_behind_an_answer_that_ends_among_drafts(put: Put) -> None:
+    put(SETTINGS)
+    for max_tokens in range(4, 20):
+        engine = Engine(replace(FULL, drafts=5))
+        engine.add("first", range(18), max_tokens)
+        serve(engine)
+        text = engine.worker.texts["first"].tokens[: 18 + max_tokens]
+        engine.add("second", [*text, 1, 2, 3], max_tokens=2)
+        assert serve(engine).wrong == 0
+        assert engine.worker.stats.hits >= (18 + max_tokens - 1) // 4 * 4
+
+
+def test_drafts_with_states_are_refused_by_name(put: Put) -> None:
+    put(SETTINGS)
+    assert type(Engine(replace(STATES, drafts=5)).manager) is KVCacheManager
 
 
 def swapping(checkpoint: Callable[[Any], bool], request: Any, *, keep_slots: bool) -> bool:
@@ -210,18 +249,7 @@ def asked_of_the_engine(**asked: Any) -> Any:
     ("asked", "said"),
     [
         ({"cache_config__enable_prefix_caching": False}, "prefix caching is off"),
-        (
-            {
-                "speculative_config": SimpleNamespace(
-                    use_eagle=lambda: False,
-                    use_eagle_block_drop=lambda: False,
-                    needs_eagle_block_drop=lambda: False,
-                    num_speculative_tokens_per_batch_size=None,
-                    max_num_new_slots_for_drafting=0,
-                )
-            },
-            "speculative decoding",
-        ),
+        ({"speculative_config": drafting("eagle3")}, "speculative decoding by eagle3"),
         ({"model_config__max_model_len": 4096}, "max_model_len=4096 tokens .* never fits"),
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
@@ -258,14 +286,46 @@ ATTENTION_SHAPE = {"block_size": 4, "num_kv_heads": 1, "head_size": 8, "dtype": 
     ids=lambda each: each if isinstance(each, str) else "",
 )
 def test_other_kinds_of_groups_are_refused_by_name(specs: list[Any], said: str) -> None:
-    groups = [SimpleNamespace(kv_cache_spec=spec, host_resident=False) for spec in specs]
-    given = {
-        "kv_cache_config": SimpleNamespace(kv_cache_groups=groups),
-        "hash_block_size": 4,
-        "enable_caching": True,
-        "metrics_collector": None,
-    }
-    assert refusals(engine_config(FULL), given) == [said]
+    assert refusals(engine_config(FULL), arguments(*specs)) == [said]
+
+
+def arguments(*specs: Any, **more: Any) -> dict[str, Any]:
+    """The part of those of vLLM's `KVCacheManager` that is looked at."""
+    specs = specs or (FullAttentionSpec(**ATTENTION_SHAPE),)
+    hosted = more.pop("host_resident", False)
+    groups = [SimpleNamespace(kv_cache_spec=spec, host_resident=hosted) for spec in specs]
+    given = {"hash_block_size": 4, "enable_caching": True, "metrics_collector": None}
+    return {"kv_cache_config": SimpleNamespace(kv_cache_groups=groups), **given, **more}
+
+
+@pytest.mark.parametrize(
+    ("asked", "more", "said"),
+    [
+        (
+            {"kv_transfer_config": SimpleNamespace(kv_connector="NixlConnector")},
+            {},
+            "KV connector NixlConnector",
+        ),
+        ({"ec_transfer_config": SimpleNamespace()}, {}, "an encoder cache connector"),
+        ({"parallel_config__decode_context_parallel_size": 2}, {}, "context parallelism"),
+        ({"parallel_config__prefill_context_parallel_size": 2}, {}, "context parallelism"),
+        ({"model_config__is_encoder_decoder": True}, {}, "an encoder-decoder model"),
+        ({"model_config__is_diffusion": True}, {}, "a diffusion model"),
+        ({"aux_output_config__enabled": True}, {}, "auxiliary outputs"),
+        ({"speculative_config": drafting("mtp")}, {}, "speculative decoding by mtp"),
+        ({}, {"metrics_collector": SimpleNamespace()}, "KV cache residency metrics"),
+        ({}, {"hash_block_size": 2}, "blocks of several sizes"),
+        ({}, {"host_resident": True}, "blocks in host memory"),
+        ({}, {"enable_caching": False}, "prefix caching is off"),
+        ({}, {}, ""),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_other_features_are_refused_by_name(
+    asked: dict[str, Any], more: dict[str, Any], said: str
+) -> None:
+    found = refusals(asked_of_the_engine(**asked), arguments(**more))
+    assert found == ([said] if said else [])
 
 
 # -- requests
@@ -458,6 +518,24 @@ def test_kv_events_tell_what_the_cache_holds(put: Put, sizes: Sizes) -> None:
         counted = Counter(group for group, _ in router.blocks)
         assert counted == held
         assert min(held.values()) > 0
+
+
+# -- metrics
+
+
+def test_kvgrafts_metrics_are_served_and_a_port_in_use_is_refused(put: Put) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    put(SETTINGS.model_copy(update={"metrics_port": port}))
+    engine = Engine(FULL)
+    for name in "ab":
+        engine.add(name, range(30), max_tokens=2)
+        serve(engine)
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as page:
+        found = page.read().decode()
+    assert 'kvgraft_tokens_total{tier="device"} 28.0' in found
+    with pytest.raises(ConfigError, match=f'"metrics_port" {port}: Address already in use'):
+        Engine(FULL)
 
 
 # -- vLLM's interface

@@ -4,6 +4,7 @@ general_plugin     run by vLLM in each process; installs the manager if it is on
 manager_settings   the environment variable that turns it on, with its settings
 block_layout       vLLM's blocks, divided among components
 manager            kvgraft instead of vLLM's `KVCacheManager`
+metrics_server     kvgraft's metrics, on a port of their own
 
 settings           the tier's entry in vLLM's `secondary_tiers`
 identity           the fingerprint: facts about the data that are not in vLLM's block hashes

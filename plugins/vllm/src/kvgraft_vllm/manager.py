@@ -35,6 +35,7 @@ from kvgraft_vllm.block_copies import BlockCopies
 from kvgraft_vllm.block_layout import NULL_BLOCK, STATE, BlockLayout, BlockRange, LooksBack, lay_out
 from kvgraft_vllm.interface import MANAGER_INTERFACE
 from kvgraft_vllm.manager_settings import ManagerSettings
+from kvgraft_vllm.metrics_server import serve_metrics
 
 __all__ = ["BlockIds", "KvgraftCacheManager", "put_in", "refusals"]
 
@@ -98,7 +99,7 @@ class KvgraftCacheManager(KVCacheManager):
 
     Args:
         settings: kvgraft's settings.
-        chunk: most tokens of a request that are scheduled and not yet known to be computed.
+        config: vLLM's `VllmConfig`.
         given: arguments of vLLM's own manager.
 
     Attributes:
@@ -110,12 +111,13 @@ class KvgraftCacheManager(KVCacheManager):
         ConfigError: the pools cannot hold one request of the model's longest context.
     """
 
-    def __init__(self, settings: ManagerSettings, chunk: int, **given: Vllm) -> None:
-        config = given["kv_cache_config"]
-        groups = [group.kv_cache_spec for group in config.kv_cache_groups]
+    def __init__(self, settings: ManagerSettings, config: Vllm, **given: Vllm) -> None:
+        caches = given["kv_cache_config"]
+        groups = [group.kv_cache_spec for group in caches.kv_cache_groups]
+        chunk = min(config.max_in_flight_tokens, given["max_model_len"])
         self.layout = lay_out(
             [_looks_back(spec) for spec in groups],
-            config.num_blocks,
+            caches.num_blocks,
             groups[0].block_size,
             chunk=chunk,
             point_tokens=settings.point_tokens,
@@ -124,6 +126,7 @@ class KvgraftCacheManager(KVCacheManager):
         _expect_room(self.cache, given["max_model_len"], chunk)
         super().__init__(**given)
         self.settings, self.chunk = settings, chunk
+        self._n_drafts = config.num_speculative_tokens
         self.changes = 0
         self._is_bounded = any(each.looks_back is not None for each in self.layout.ranges)
         pools = {each.name: each.component.device for each in self.cache.mounted}
@@ -132,7 +135,7 @@ class KvgraftCacheManager(KVCacheManager):
         if self.cache.arenas is not None:
             self.cache.arenas.mover.keeps_tables = True
         self._n_moves = 0
-        self._new_ids: list[int] | None = [] if config.needs_kv_cache_zeroing else None
+        self._new_ids: list[int] | None = [] if caches.needs_kv_cache_zeroing else None
         """New blocks of pages, for vLLM to clear."""
         self._sequences: dict[str, _Sequence] = {}
         self._admitted: list[_Sequence] = []
@@ -192,7 +195,8 @@ class KvgraftCacheManager(KVCacheManager):
         key, n_tokens = sequence.key, request.num_tokens
         key.extend(request.all_token_ids[key.n_tokens : n_tokens])
         most = request.num_prompt_tokens + request.max_tokens - n_tokens
-        reserve = min(self.settings.reserve, most, self.max_model_len - n_tokens)
+        reserve = min(self.settings.reserve, most) + self._n_drafts
+        reserve = min(reserve, self.max_model_len - n_tokens)
         found = self.cache.begin(
             key,
             reserve=max(0, reserve),
@@ -297,7 +301,8 @@ class KvgraftCacheManager(KVCacheManager):
         found, key = sequence.request, sequence.key
         end = request.num_computed_tokens
         if not self._has_states:
-            end -= request.num_in_flight_tokens
+            # Drafts behind a request's last token were computed as well.
+            end = min(end - request.num_in_flight_tokens, request.num_tokens)
         if key.n_tokens < end:
             key.extend(request.all_token_ids[key.n_tokens : end])
         if end > found.computed:
@@ -478,9 +483,9 @@ def _kv_events(cache: Cache, layout: BlockLayout) -> Any:
 
 def _expect_room(cache: Cache, max_model_len: int, chunk: int) -> None:
     """Refuse pools in which a request of the longest context, or its chunks, never fit."""
-    longest = cache.begin(TokenKey([0] * max_model_len), chunk=min(chunk, max_model_len))
+    longest = cache.begin(TokenKey([0] * max_model_len), chunk=chunk)
     decision = cache.admit(longest)
-    fits = decision.admitted and longest.chunk == min(chunk, max_model_len)
+    fits = decision.admitted and longest.chunk == chunk
     cache.abort(longest)
     if not fits:
         raise ConfigError(
@@ -506,7 +511,7 @@ def refusals(config: Vllm, given: dict[str, Vllm]) -> list[str]:
     caches = given["kv_cache_config"]
     specs = [group.kv_cache_spec for group in caches.kv_cache_groups]
     parallel, model = config.parallel_config, config.model_config
-    connector = config.kv_transfer_config
+    connector, drafts = config.kv_transfer_config, config.speculative_config
     sizes = {spec.block_size for spec in specs} | {given["hash_block_size"]}
     other_kinds = sorted({type(spec).__name__ for spec in specs if type(spec) not in KINDS})
     states = [spec for spec in specs if isinstance(spec, MambaSpec)]
@@ -518,7 +523,9 @@ def refusals(config: Vllm, given: dict[str, Vllm]) -> list[str]:
         "an encoder cache connector": config.ec_transfer_config is not None,
         "context parallelism": parallel.decode_context_parallel_size > 1
         or parallel.prefill_context_parallel_size > 1,
-        "speculative decoding": config.speculative_config is not None,
+        f"speculative decoding by {getattr(drafts, 'method', None)}": drafts is not None
+        and drafts.method != "ngram",
+        "speculative decoding with states": drafts is not None and bool(states),
         "KV cache residency metrics": given["metrics_collector"] is not None,
         "an encoder-decoder model": model.is_encoder_decoder,
         "a diffusion model": model.is_diffusion,
@@ -571,10 +578,13 @@ def _choose(
     refused = refusals(config, given)
     if not refused:
         try:
-            made = KvgraftCacheManager(settings, config.max_in_flight_tokens, **given)
+            made = KvgraftCacheManager(settings, config, **given)
         except ConfigError as error:
             refused = [str(error)]
         else:
+            if settings.metrics_port is not None:
+                rank = config.parallel_config.data_parallel_index
+                serve_metrics(made.cache, settings.metrics_port + rank)
             logger.info("kvgraft decides what vLLM caches: %r", made.cache)
             return made
     _stay(refused)

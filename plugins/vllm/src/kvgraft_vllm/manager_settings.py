@@ -32,12 +32,15 @@ class ManagerSettings(SettingsModel):
         point_tokens: tokens of the pool for which windows and states of one resume point are kept,
             about one turn of a conversation.
         guard: how much of the contract is checked while vLLM serves.
+        metrics_port: the port of kvgraft's own metrics; with data parallelism the one of the first
+            rank, others follow.
     """
 
     policy: str = "density"
     reserve: Tokens = Field(default=512, ge=0)
     point_tokens: Tokens = Field(default=2048, gt=0)
     guard: GuardMode = GuardMode.OFF
+    metrics_port: int | None = Field(default=None, gt=0, lt=1 << 16)
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ManagerSettings | None:
