@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Life", "live", "prompts", "transfer_config"]
+__all__ = ["Life", "forked", "live", "prompts", "transfer_config"]
 
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
@@ -90,7 +90,6 @@ def live(
     asked: Sequence[Sequence[int]],
     *,
     before: Callable[[Any], None] | None = None,
-    timeout_s: float = 240,
 ) -> Life:
     """Start an engine, ask it, and kill it.
 
@@ -100,11 +99,17 @@ def live(
         tier: the entry of `secondary_tiers`; None for an engine without offloading.
         asked: prompts, asked one after the other.
         before: called in the engine's process with the tier, before the first prompt.
-        timeout_s: longest time for it.
     """
+    life = forked(_life, model, dtype, tier, asked, before)
+    assert isinstance(life, Life)
+    return life
+
+
+def forked(work: Callable[..., Any], *given: Any, timeout_s: float = 240) -> Any:
+    """The result of a function in a process of its own, which is killed then."""
     context = multiprocessing.get_context("fork")
     mine, its = context.Pipe()
-    process = context.Process(target=_engine, args=(its, model, dtype, tier, asked, before))
+    process = context.Process(target=_run, args=(its, work, *given))
     process.start()
     its.close()
     try:
@@ -121,20 +126,13 @@ def live(
         for left in Path("/dev/shm").glob("vllm_offload_*"):
             if re.search(f"life{os.getpid()}x{process.pid}$", left.stem):
                 left.unlink()
-    assert isinstance(told, Life), told
+    assert not isinstance(told, str), told
     return told
 
 
-def _engine(
-    told: Connection,
-    model: Path,
-    dtype: str,
-    tier: dict[str, Any] | None,
-    asked: Sequence[Sequence[int]],
-    before: Callable[[Any], None] | None,
-) -> None:
+def _run(told: Connection, work: Callable[..., Any], *given: Any) -> None:
     try:
-        told.send(_life(model, dtype, tier, asked, before))
+        told.send(work(*given))
     except Exception:  # noqa: BLE001 - told to the test
         told.send(traceback.format_exc())
     time.sleep(600)  # until it is killed
