@@ -79,10 +79,16 @@ MOST_RISEN: Final = 16
 """Most candidates that are skipped for one victim because their cost rose, as many do at once."""
 
 MOST_ENTERED: Final = 512
-"""Candidates whose cost was not asked for yet: most are used again before it matters."""
+"""Candidates that are found by their node alone: most are used again soon."""
+
+MOVED_AT_ONCE: Final = 64
+"""So many of them are sorted by stamp once there are so many more."""
 
 MOST_ASKED: Final = 8
-"""Of how many of them the cost is asked for at each victim, those entered first."""
+"""Candidates whose cost is asked for first at each victim, the least recently used ones.
+
+A pool that evicts nothing asks for none.
+"""
 
 
 def level_of(cost: int) -> int:
@@ -284,7 +290,9 @@ class DensityOrder:
     def __init__(self, base: Pool, clock: Clock, cost: Callable[[Any], int] | None = None) -> None:
         self._cost = cost
         self._entered: dict[int, tuple[int, Any]] = {}
-        """Those whose cost was not asked for yet, by identity of the node."""
+        """Those entered last, by identity of the node; their cost was not asked for yet."""
+        self._unasked = RecencyQueue()
+        """Those entered before them whose cost was not asked for yet either."""
         self._turn = (0, 0, 0)
         """Kind, chunk and place in it of the candidate whose cost is asked for again next."""
         self.tau = base.capacity
@@ -315,14 +323,17 @@ class DensityOrder:
             return
         entered = self._entered
         entered[id(node)] = stamp, node
-        if len(entered) > MOST_ENTERED:
-            self._ask(1)
+        if len(entered) >= MOST_ENTERED + MOVED_AT_ONCE:
+            for which in list(islice(entered, MOVED_AT_ONCE)):
+                self._unasked.push(*entered.pop(which))
 
     def withdraw(self, stamp: int, node: Any) -> None:
         """Drop a candidate that was entered with that stamp."""
         entered = self._entered.get(id(node))
         if entered is not None and entered[0] == stamp:
             del self._entered[id(node)]
+            return
+        if self._unasked.drop(stamp, node):
             return
         kinds = self._kinds[stamp & MAX_CLASSES - 1]
         for at, kind in enumerate(kinds):
@@ -336,7 +347,7 @@ class DensityOrder:
         """Take the candidate of the lowest score, the oldest among equals."""
         cost = self._cost
         if cost is not None:
-            self._ask(MOST_ASKED)
+            self._ask(cost)
             self._ask_again(cost)
         n_risen = 0
         while (taken := self._pop()) is not None:
@@ -373,23 +384,25 @@ class DensityOrder:
         return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        return len(self._entered) + sum(map(len, self._queues.values()))
+        return sum(map(len, (self._entered, self._unasked, *self._queues.values())))
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in any order."""
         yield from self._entered.values()
-        for queue in self._queues.values():
+        for queue in (self._unasked, *self._queues.values()):
             yield from queue
 
     # -- inside
 
-    def _ask(self, most: int) -> None:
-        """Ask for the cost of candidates that were entered, at most so many, the first ones."""
-        entered, cost = self._entered, self._cost
-        assert cost is not None
-        for which in list(islice(entered, most)):
-            stamp, node = entered.pop(which)
-            self._put(stamp, node, level_of(cost(node)))
+    def _ask(self, cost: Callable[[Any], int]) -> None:
+        """Ask for the cost of candidates for the first time, of at most `MOST_ASKED`."""
+        for _ in range(MOST_ASKED):
+            entry = self._unasked.pop()
+            if entry is None:
+                if not self._entered:
+                    break
+                entry = self._entered.pop(next(iter(self._entered)))
+            self._put(*entry, level_of(cost(entry[1])))
 
     def _ask_again(self, cost: Callable[[Any], int]) -> None:
         """Ask for the next candidate's cost again, and move the candidate if it fell."""
