@@ -68,7 +68,13 @@ $(STAMP): Makefile constraints.txt $(DISTS:=/pyproject.toml)
 	@touch $@
 
 demo: setup ## run the demonstration
-	$(VENV)/bin/python examples/demo.py
+ifneq (,$(filter plugins/transformers,$(DISTS)))
+	$(PY) examples/demo.py
+else
+	@echo "the demonstration's models need Python 3.11: this one replays chats, with every reused byte compared"
+	$(VENV)/bin/kvgraft replay --synthetic chat --requests 400 --component full --component swa:window=1024 \
+	  --component mamba --device-tokens 60k --host-tokens 400k --html kvgraft-demo-replay.html
+endif
 
 test: setup ## run the tests, except the long ones
 	$(PY) -m pytest -m 'not long' --contract-profile dev $(PYTEST_ARGS)

@@ -165,6 +165,8 @@ def talk(
         for row in rows:
             for _ in Conversations(row, storage).run():
                 live.update(overview(rows))
+            if not console.is_terminal:  # the table is printed at its end there
+                console.print(f"{row.show.family}: {row.answers} answers", highlight=False)
     console.print()
     for row in rows:
         assert row.engine is not None

@@ -384,7 +384,8 @@ class DensityOrder:
         return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
 
     def __len__(self) -> int:
-        return sum(map(len, (self._entered, self._unasked, *self._queues.values())))
+        n_asked = sum(map(len, self._queues.values()))
+        return len(self._entered) + len(self._unasked) + n_asked
 
     def __iter__(self) -> Iterator[tuple[int, Any]]:
         """Every candidate with its stamp, in any order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field, NonNegativeInt, PositiveInt, ValidationInfo, field_validator
@@ -38,7 +39,7 @@ class MambaOptions(LayerOptions):
             tokens; a multiple of the page size; None for none.
     """
 
-    elsewhere: ClassVar = {
+    elsewhere: ClassVar[Mapping[str, str]] = {
         "max_mamba_cache_size": "states",
         "mamba_ssm_dtype": "state_dtype",
         "mamba_ssm_cache_dtype": "state_dtype",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -19,6 +20,9 @@ class SwaOptions(AttentionOptions):
             of the page size: kvgraft keeps every page the window touches.
     """
 
-    elsewhere: ClassVar = {"sliding_window": "window", "sliding_window_size": "window"}
+    elsewhere: ClassVar[Mapping[str, str]] = {
+        "sliding_window": "window",
+        "sliding_window_size": "window",
+    }
 
     window: Tokens = Field(default=4096, gt=0)

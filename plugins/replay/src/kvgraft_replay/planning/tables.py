@@ -339,5 +339,5 @@ def _growth_rows(plan: PlanResult, size: SizeResult) -> Iterator[tuple[str, ...]
             format_nbytes(pool["extra_nbytes"]),
             percent(pool["token_hit_rate"], 1),
             _points(points / 100),
-            f"{points / (pool['extra_nbytes'] / 1e9):+.2g}",
+            f"{points / (pool['extra_nbytes'] / 1e9):+,.2f}",
         )
