@@ -53,7 +53,7 @@ $(RULE): ; @:
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-newest test-oldest test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
+.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-newest test-oldest test-newest-vllm test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -165,11 +165,22 @@ test-%-files: setup
 	  "`sed -n 's/^ERROR: //p' $(FILES).log | tail -n 1`"; fi
 
 test-vllm-files: FILES := $(VLLM_FILES)
-test-vllm-files: TESTS := plugins/vllm/tests/test_tier.py plugins/vllm/tests/test_manager.py plugins/vllm/tests/test_scheduling.py plugins/observe/tests/test_vllm_decoder.py
+VLLM_TESTS := plugins/vllm/tests/test_tier.py plugins/vllm/tests/test_manager.py plugins/vllm/tests/test_scheduling.py plugins/observe/tests/test_vllm_decoder.py
+test-vllm-files: TESTS := $(VLLM_TESTS)
 test-sglang-files: FILES := $(SGLANG)
 test-sglang-files: TESTS := plugins/sglang/tests/engine
 test-dynamo-files: FILES := $(DYNAMO)
 test-dynamo-files: TESTS := plugins/observe/tests/test_dynamo.py
+
+test-newest-vllm: setup ## say what the newest vLLM breaks: its version, signatures, and the tests with its Python files
+	rm -rf build/newest-vllm
+	@mkdir -p build
+	sed 's/^vllm==.*/vllm/' $(FILES_NEEDS) >build/newest-vllm.txt
+	$(PIP) install -q --no-deps --no-compile --target build/newest-vllm -r build/newest-vllm.txt
+	find build/newest-vllm/vllm -name '*.so' -delete
+	PYTHONPATH=build/newest-vllm $(PY) -m pytest $(VLLM_TESTS) -v -o filterwarnings=default -o timeout=600
+	PYTHONPATH=build/newest-vllm $(PY) -c 'import vllm; from kvgraft_vllm.interface import INTERFACE; \
+	  INTERFACE.require_supported(vllm.__version__); print("vLLM", vllm.__version__, "is supported")'
 
 # an engine's Python files and those they import, for the torch and transformers of .venv
 $(SGLANG)/.ready: NEEDS := $(SGLANG_NEEDS)
