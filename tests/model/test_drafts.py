@@ -1,20 +1,19 @@
-"""Passes with drafts of every component set, against the brute-force model (G1 to G4, G6).
-
-Random calls of the state machine seldom decode for long. Here requests do: any number of drafts is
-accepted, none twice in a row, across pages, windows and kept states; requests are aborted and
-finished between a pass and its verification.
-"""
+"""Passes with drafts of every component set, against the brute-force model (G1 to G4, G6)."""
 
 from __future__ import annotations
 
 import random
 
 import pytest
+from hypothesis import settings
 
-from kvgraft_testing.machine import Sizes
+from kvgraft_testing.machine import Sizes, drive
+from kvgraft_testing.machine.drafting import converse
+from kvgraft_testing.machine.driving import EXAMPLES_A_TALK
 from kvgraft_testing.machine.harness import Harness
-from kvgraft_testing.machine.live import Live
 
+from ..mutants import cores_of_drafts as _drafts  # noqa: F401 - fills CORES
+from ..mutants.cores import CORES
 from .setups import SETUPS
 
 
@@ -25,39 +24,7 @@ def decode_with_drafts(name: str, seed: int, n_rounds: int) -> int:
     decode_tokens = draw.choice((0, 5, 12))
     sizes = Sizes(page_size, device=60, host=20, decode_tokens=decode_tokens, max_drafts=3)
     harness = Harness(SETUPS[name], sizes)
-    talks: list[tuple[int, ...]] = [tuple(range(1, 8)), tuple(range(30, 39))]
-    for _ in range(n_rounds):
-        lives: list[Live] = []
-        for talk in draw.sample(talks, 2):
-            live = harness.begin(None, (*talk, *harness.unseen(2)), draw.randrange(6, 22), 4)
-            live.steps = draw.random() < 0.5
-            if not harness.admit(live).admitted:
-                harness.abort(live)
-                continue
-            harness.load_back(live)
-            harness.rooms.step_all()
-            if live.admitted and live.loaded:
-                harness.prefill_all(live)
-                lives.append(live)
-        for _ in range(draw.randrange(2, 9)):
-            tokens = [draw.choice((1, 2)) for _ in range(draw.randrange(1, 4))]
-            width = draw.randrange(2, 5)
-            harness.step_together(tokens, width, draw.randrange(width))
-            alone = draw.choice(lives) if lives else None
-            if alone is not None and draw.random() < 0.2 and alone.computed < alone.prompt + 1:
-                harness.checkpoint(alone)
-        for live in lives:
-            for _ in range(draw.choice((0, 9, 18))):  # beyond its reservation
-                if not harness.decode(live, draw.choice((1, 2))):
-                    break
-            talks[draw.randrange(2)] = live.tuple[:24]
-            if draw.random() < 0.2:
-                harness.abort(live)
-            elif draw.random() < 0.2:
-                harness.begin_again(live)
-            else:
-                harness.finish(live)
-        harness.quiesce(None, finish=True)
+    converse(harness, draw, n_rounds)
     harness.close()
     return harness.bench.counts["drafts"]
 
@@ -71,6 +38,30 @@ def test_passes_with_drafts_agree_with_the_model(name: str) -> None:
 @pytest.mark.parametrize("name", SETUPS)
 def test_passes_with_drafts_of_every_component_set_agree_with_the_model(name: str) -> None:
     assert sum(decode_with_drafts(name, seed, 5) for seed in range(2, 12)) > 0
+
+
+ONE_EXAMPLE = settings(max_examples=1, stateful_step_count=1, derandomize=True)
+
+
+def test_a_check_of_components_decodes_with_drafts_whatever_its_examples_draw() -> None:
+    found = drive(SETUPS["full+swa+mamba"], settings=ONE_EXAMPLE)
+    assert found.violation is None
+    assert found.counts["drafts"] > 0
+
+
+@pytest.mark.plain_build
+@pytest.mark.parametrize("ending", ["an_abort", "a_restart", "an_end"])
+def test_slots_of_rejected_drafts_that_are_lost_where_a_request_ends_are_found(
+    ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """G2: four conversations are as many as `kvgraft check` makes."""
+    chosen = settings(ONE_EXAMPLE, max_examples=4 * EXAMPLES_A_TALK, stateful_step_count=1)
+    mutant = next(name for name in CORES if name.endswith(f"drafts_are_lost_at_{ending}"))
+    CORES[mutant].put_in(monkeypatch)
+    found = drive(SETUPS["full"], settings=chosen)
+    assert found.violation is not None
+    assert found.violation.rule in CORES[mutant].rules
+    assert any("Form(width=" in line for line in found.steps)
 
 
 def test_a_part_of_a_leaf_that_grew_may_count_as_used_with_the_rest() -> None:

@@ -11,6 +11,7 @@ from kvgraft.admission.promises import Budget
 from kvgraft.requests.components import RequestComponent
 from kvgraft.requests.publishing import Publisher
 from kvgraft.requests.request import Request
+from kvgraft.serving import Serving
 from kvgraft_scheduling.stepping import Batch, Stepper
 
 from .cores import CORES, CoreMutant, mutant
@@ -117,6 +118,22 @@ change(
     "if np.count_nonzero(room < 0):",
     "if False:",
 )
+change(
+    "a window is given up by the drafts ahead",
+    "everything+window",
+    "G3 L3 L6 I9 T9",
+    Publisher.computed,
+    "self.points.reached_from(request, at), ahead)",
+    "self.points.reached_from(request, at) + request.draft_pages, ahead)",
+)
+change(
+    "a pass after one of which nothing was right takes another page",
+    "everything",
+    "G2",
+    Stepper._measure,
+    "batch.end = np.maximum(pages, batch.first)",
+    "batch.end = np.maximum(pages, batch.first + ((batch.noted == 0) & (batch.n_drafts > 0)))",
+)
 
 
 def _without_last_page(request: Request, part: RequestComponent, page_size: int) -> None:
@@ -140,6 +157,30 @@ def slots_of_outstanding_drafts_are_lost_at_an_end(patch: Patch) -> None:
         return finish(self, request, page)
 
     patch.setattr(Publisher, "finish", keeping)
+
+
+@mutant("everything", "T8", "T9")
+def slots_of_outstanding_drafts_are_lost_at_an_abort(patch: Patch) -> None:
+    abort = Serving.abort
+
+    def keeping(self: Serving, request: Request) -> None:
+        for part in request.components:
+            _without_last_page(request, part, self.tree.page_size)
+        abort(self, request)
+
+    patch.setattr(Serving, "abort", keeping)
+
+
+@mutant("everything", "T8", "T9")
+def slots_of_outstanding_drafts_are_lost_at_a_restart(patch: Patch) -> None:
+    restart = Serving.restart
+
+    def keeping(self: Serving, request: Request) -> None:
+        for part in request.components:
+            _without_last_page(request, part, self.tree.page_size)
+        restart(self, request)
+
+    patch.setattr(Serving, "restart", keeping)
 
 
 @mutant("everything+state", "T9", "T8")

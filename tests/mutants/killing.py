@@ -15,6 +15,7 @@ from kvgraft.transfers import pair_planes
 from kvgraft_testing import CLAUSES, Result, Status
 from kvgraft_testing.checking import Checker
 from kvgraft_testing.machine import machine_for, references, search, setup_for
+from kvgraft_testing.machine.drafting import search_drafts
 
 from .cores import CoreMutant
 from .packages import Package, paged
@@ -23,6 +24,8 @@ __all__ = ["Kill", "check_package", "find_in_core", "first_failure", "wrongly_ki
 
 NAME = "mutant"
 STEPS = 50
+TALKS = 8
+"""Conversations with drafts."""
 
 
 def _private_rows(component: Component, query: DemandQuery) -> Demand:
@@ -91,7 +94,7 @@ def check_package(package: Package, profile: str = "ci") -> list[Result]:
 
 
 def find_in_core(mutant: CoreMutant) -> Kill | None:
-    """The state machine's first finding with the defect in the core; None if there is none."""
+    """The first finding with the defect in the core, in random calls or talks; None if none."""
     kinds = [each for each in references() if each.name.split("_")[1] in mutant.kinds]
     kinds += [
         load_plugin(kind, ODD[kind].implementation(kind)) for kind in mutant.kinds if kind in ODD
@@ -107,6 +110,8 @@ def find_in_core(mutant: CoreMutant) -> Kill | None:
     with pytest.MonkeyPatch.context() as patch:
         mutant.put_in(patch)
         found = search(machine, chosen)
+        if found is None:
+            found, _ = search_drafts(setup, machine.fitting, range(TALKS), frozenset())
     if found is None:
         return None
     return Kill(found.violation.rule, "state machine", found.violation.evidence)

@@ -9,6 +9,7 @@ driving         `drive`: run the machine, get values back
 machine         the Hypothesis rules: any order of calls an engine may make
 scenes          rules that bring several requests together
 picking         which request a rule is about, and how far it gets
+drafting        conversations that decode in passes with drafts
 constants       examples that do not depend on other imports
 examples        one run of it, and how it ended; shrinking makes that small
 harness         a call at a time, over leases, steps, donations and rooms

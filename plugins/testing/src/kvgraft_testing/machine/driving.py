@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from os import urandom
 
 import hypothesis
 from hypothesis import HealthCheck, Phase, Verbosity
@@ -12,6 +14,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from kvgraft.errors import ContractViolation, PluginError
 from kvgraft_testing.machine.constants import constants_of_modules_left_out
+from kvgraft_testing.machine.drafting import search_drafts
 from kvgraft_testing.machine.examples import Example, Failure, Rule
 from kvgraft_testing.machine.fitting import quiet_log
 from kvgraft_testing.machine.machine import machine_for
@@ -22,6 +25,9 @@ __all__ = ["Drive", "drive", "quiet_log", "search"]
 
 DEFAULT = hypothesis.settings(max_examples=60, stateful_step_count=50, derandomize=True)
 """Settings of `drive`: every run is the same."""
+
+EXAMPLES_A_TALK = 10
+"""Examples of the state machine for each conversation with drafts."""
 
 DECLARED = frozenset({"P8", "H7"})
 """Rules that a component breaks if it does not act as it declares, with any options."""
@@ -79,10 +85,19 @@ def drive(
             raise
         broken = ContractViolation(error.rule, error.plugin, error.reason)
         return Drive(Counter(), broken, (f"open {subject.name}",))
-    failure = search(machine, settings if settings is not None else DEFAULT)
+    settings = settings if settings is not None else DEFAULT
+    failure = search(machine, settings)
     counts = Counter(machine.total)
     if failure is None:
-        return Drive(counts)
+        n = max(1, settings.max_examples // EXAMPLES_A_TALK)
+        seeds: Sequence[object] = (
+            range(n) if settings.derandomize else [urandom(8) for _ in range(n)]
+        )
+        failure, more = search_drafts(subject, machine.fitting, seeds, ignored)
+        counts += more
+        if failure is None:
+            return Drive(counts)
+        return Drive(counts, failure.violation.with_traceback(None), tuple(failure.steps))
     with quiet_log():
         failure = shrunk(machine, failure)
     broken = failure.violation.with_traceback(None)

@@ -191,6 +191,8 @@ class Steps:
                 self._refused(live, form.width if notes else 0)
                 widths[at] = 0
         self._check_pass(lives, step, widths, form)
+        for live, width in zip(lives, widths):
+            self._check_taken(live, firsts[live.name], width)
         self._check_rows(lives, step, widths, form)
         for live in lives if bench.resuming.matters else ():
             if live.computed // self.model.page_size > lasts[live.name][0] // self.model.page_size:
@@ -202,6 +204,14 @@ class Steps:
         having = [(live, width) for live, width in zip(lives, widths) if width]
         for place, (live, width) in enumerate(having):
             self._check_step(live, step, width, place * form.width, form.width)
+
+    def _check_taken(self, live: Live, first: int, width: int) -> None:
+        """A pass takes pages for its own tokens: those of rejected drafts are used again (G2)."""
+        told, end = live.request.allocated, live.computed + width
+        pages = max(first, -(-end // self.model.page_size))
+        if told != pages:
+            said = f"{live.name} has {told} pages for {end} tokens, and had {first} before"
+            self.judge.fail("G2", None, said)
 
     def _has_slots_left(self, live: Live, form: Form) -> bool:
         """Whether the next step's slots are promised to a request."""
