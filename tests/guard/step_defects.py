@@ -128,8 +128,12 @@ def a_pass_with_drafts_that_goes_beyond_a_state(put: Patch) -> None:
     scene = Scene(plain=True, state=True, max_drafts=PAGE)
     requests = decoding(scene, 1)
     put.into(scene.cache.stepper, _up_to_states=all_of_them)
+    right = [1]
     for _ in range(4):
-        assert scene.cache.step(requests, n_drafts=PAGE).requests == requests
+        step = scene.cache.step(requests, n_drafts=PAGE, n_computed=right)
+        assert step.requests == requests
+        assert step.n_tokens is not None
+        right = step.n_tokens.tolist()
 
 
 @breaks("A1", "base")

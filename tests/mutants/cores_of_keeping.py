@@ -154,4 +154,4 @@ def a_pin_stops_a_page_early(patch: Patch) -> None:
 
 @mutant("everything+window+drawn", "K2", "E6", "T7")
 def density_forgets_candidates_whose_cost_it_did_not_ask_for(patch: Patch) -> None:
-    edited(DensityOrder.pop, "self._ask(MOST_ASKED)", "pass")(patch)
+    edited(DensityOrder.pop, "self._ask(cost)", "pass")(patch)

@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from .conftest import Environment, with_needs
+
+if find_spec("kvgraft_transformers") is None:
+    pytest.skip("needs Python 3.11", allow_module_level=True)
 
 COMPONENTS = ("kvgraft-full", "kvgraft-swa", "kvgraft-mamba", "kvgraft-hisparse")
 SERVING = with_needs("kvgraft-cli", "kvgraft-transformers")
