@@ -222,6 +222,7 @@ bench-all: setup ## run every script in benchmarks/; takes long
 # the compiled build, unpacked: in front of the path it stands for the one in .venv
 COMPILED := build/compiled
 WHEELS   := build/wheels
+HAS_HEADERS := import os, sys, sysconfig; sys.exit(not os.path.exists(sysconfig.get_path("include") + "/Python.h"))
 # whose compiled wheels `make dist` builds, too
 PYTHONS  ?=
 # those of it that are compiled, each with its own list of modules
@@ -247,8 +248,8 @@ test-compiled: compiled ## run the tests of the compiled build, except the long 
 	PYTHONPATH=$(abspath $(COMPILED)) $(PY) -m pytest -m 'not long' $(PYTEST_ARGS) $(COMPILED_TESTS)
 
 dist: dist-plain ## build every distribution into dist/: wheels, sdists, compiled wheels; PYTHONS="python3.12 python3.13" adds theirs
-	@if command -v cc >/dev/null; then $(MAKE) --no-print-directory compiled-wheels; \
-	  else echo "no C compiler: there are plain wheels alone"; fi
+	@if command -v cc >/dev/null && $(PY) -c '$(HAS_HEADERS)'; then $(MAKE) --no-print-directory compiled-wheels; \
+	  else echo "no C compiler, or no headers of Python: there are plain wheels alone"; fi
 	@echo "pip install --find-links $(DIST) 'kvgraft[all]'"
 
 # auditwheel names the oldest Linux that a compiled wheel runs on

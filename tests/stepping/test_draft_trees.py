@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -141,9 +142,14 @@ def test_a_path_that_the_tree_cannot_have_is_refused() -> None:
                 ConfigError, match=r"accepted\[0\]=.* is no path of a tree of 4 nod"
             ):
                 moves_of_accepted(step, [path])
+        for bad in (None, [0, 1.5], ["0"]):
+            with pytest.raises(ConfigError, match=r"accepted: .*; give the numbers of nodes"):
+                moves_of_accepted(step, [bad])  # type: ignore[list-item]
         with pytest.raises(ConfigError, match="2 accepted paths for 1 requests"):
             moves_of_accepted(step, [[0], [0]])
         sources, targets = moves_of_accepted(step, [[0, 2, 3]])["full"]
         assert (targets - step.slot_mapping["full"][0]).tolist() == [1, 2]
         assert sources.tolist() == step.slot_mapping["full"][2:].tolist()
+        for nodes in (torch.tensor([0, 2, 3]), np.array([0, 2, 3])):
+            assert torch.equal(moves_of_accepted(step, [nodes])["full"].sources, sources)
         assert torch.equal(moves_of_accepted(step, [[0, 1]])["full"].sources, sources[:0])

@@ -278,6 +278,7 @@ FIRST_NODE = (2, 0, 1, 0)
         ((2,), Raw(b"\x61\xff"), "decod"),
         ((1,), Raw(b"\x18\x10"), "another encoding than the canonical one"),
         ((1,), Raw(b"\xf5"), "is a bool"),
+        ((2,), Raw(b"\x82\xd8\x1c\x80\xd8\x1d\x00"), "semantic tag 28"),
     ],
 )
 def test_a_snapshot_that_cannot_be_is_refused(

@@ -277,6 +277,9 @@ class DensityOrder:
     most `MOST_RISEN` candidates per victim. A cost that fell is noticed later: one candidate is
     asked again with each victim.
 
+    Costs are asked for where a pool evicts, `MOST_ASKED` with each victim. So when a pool with many
+    candidates begins to evict, its first victims are the worst of the least recently used ones.
+
     Args:
         base: the base component's pool on this tier.
         clock: counts generations.

@@ -7,9 +7,10 @@ first slots, behind one another, where the tables have it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from operator import index
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -34,15 +35,17 @@ class Moves(NamedTuple):
     targets: torch.Tensor
 
 
-def moves_of_accepted(step: Step, accepted: Sequence[Sequence[int]]) -> dict[str, Moves]:
+def moves_of_accepted(step: Step, accepted: Sequence[Iterable[Any]]) -> dict[str, Moves]:
     """The moves after which the accepted nodes of a pass are where a sequence has them.
 
-    `plane[targets] = plane[sources]` over the rows of each plane makes them. Then the keys take the
-    path's tokens, and the next step's `n_computed` is its length.
+    `rows[targets] = rows[sources]` makes them, over the rows of each plane that has one for a token
+    (`plane.flatten(0, 1)`); planes with a row for a page, and rows on HOST, are the component's.
+    Then the keys take the path's tokens, and the next step's `n_computed` is its length.
 
     Args:
         step: the pass, of `n_drafts`; a tree has no more nodes than `step.n_tokens` says.
-        accepted: for each request of it, the path's nodes from the root, 0, on, by their number.
+        accepted: for each request of it, the path's nodes from the root, 0, on, by their number;
+            sequences, arrays or tensors of integers.
 
     Returns:
         By paged component with a slot mapping; without nodes that stay where they are.
@@ -54,16 +57,20 @@ def moves_of_accepted(step: Step, accepted: Sequence[Sequence[int]]) -> dict[str
     n_requests = len(step.requests)
     if len(accepted) != n_requests:
         raise ConfigError(f"{len(accepted)} accepted paths for {n_requests} requests; give as many")
+    try:
+        paths = [[index(node) for node in path] for path in accepted]
+    except TypeError as error:
+        raise ConfigError(f"accepted: {error}; give the numbers of nodes") from None
     widths = [1] * n_requests if step.n_tokens is None else step.n_tokens.tolist()
-    for at, (path, width) in enumerate(zip(accepted, widths)):
+    for at, (path, width) in enumerate(zip(paths, widths)):
         rises = all(low < high for low, high in pairwise(path))
         if not path or path[0] or not rises or path[-1] >= width:
             raise ConfigError(
-                f"accepted[{at}]={list(path)} is no path of a tree of {width} nodes; begin with 0, "
+                f"accepted[{at}]={path} is no path of a tree of {width} nodes; begin with 0, "
                 "the root, and number children behind their parents"
             )
-    lengths = np.array([len(path) for path in accepted], np.int64)
-    nodes = np.array([node for path in accepted for node in path], np.int64)
+    lengths = np.array([len(path) for path in paths], np.int64)
+    nodes = np.array([node for path in paths for node in path], np.int64)
     places = np.arange(len(nodes)) - (lengths.cumsum() - lengths).repeat(lengths)
     moves: dict[str, Moves] = {}
     for name, mapping in step.slot_mapping.items():

@@ -21,6 +21,9 @@ Plain = object
 MAX_DEPTH = 16
 """Tuples inside tuples."""
 
+SHARED = (25, 28, 29, 256)
+"""Tags of CBOR by which a value stands for another one: a few bytes would mean gigabytes."""
+
 
 def encode(value: Plain, subject: str = "value", depth: int = MAX_DEPTH) -> bytes:
     """A value as canonical bytes (S8, T11).
@@ -67,13 +70,22 @@ def decode(encoded: bytes, depth: int = MAX_DEPTH) -> Plain:
         ValueError: they are not the canonical bytes of any value.
     """
     try:
-        value: Plain = cbor2.loads(encoded, max_depth=depth + 1, immutable=True)
+        value: Plain = cbor2.loads(
+            encoded, max_depth=depth + 1, immutable=True, semantic_decoders=NOT_SHARED
+        )
         again = encode(value, depth=depth)
     except (cbor2.CBORError, ConfigError) as error:
         raise ValueError(str(error)) from None
     if again != encoded:
         raise ValueError("another encoding than the canonical one, or bytes follow the value")
     return value
+
+
+def _no_reference(*given: object) -> object:
+    raise ValueError("values that stand for others are not canonical")
+
+
+NOT_SHARED = dict.fromkeys(SHARED, _no_reference)
 
 
 def _plain(value: Any, subject: str, depth: int, *, bools: bool = False) -> Plain:

@@ -25,6 +25,7 @@ def serve_metrics(cache: Cache, port: int) -> None:
     registry = CollectorRegistry()
     try:
         start_http_server(port, registry=registry)
-    except OSError as error:
-        raise ConfigError(f"{said}: {error.strerror}; give another") from error
+    except (OSError, OverflowError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"{said}: {why}; give another") from error
     registry.register(CacheCollector(cache))
