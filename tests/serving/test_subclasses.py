@@ -38,7 +38,8 @@ class TenantCache(Named, Cache):
 def test_the_signature_of_a_cache_names_its_arguments() -> None:
     names = ["config", "plugins", "transfers", "available", "parts", "clock"]
     assert list(inspect.signature(Cache).parameters) == names
-    assert " |  Cache(config: " in pydoc.plain(pydoc.render_doc(Cache))
+    said = pydoc.plain(pydoc.render_doc(Cache)).replace("|", "")
+    assert "Cache(config:" in "".join(said.split())  # Python 3.13 gives each argument a line
 
 
 @pytest.mark.parametrize("guard", GuardMode)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from inspect import cleandoc
 
 import pytest
 
@@ -82,8 +83,8 @@ def test_a_password_in_a_url_is_refused_and_not_repeated(url: str) -> None:
 
 
 def test_every_option_is_documented() -> None:
-    told = ValkeyOptions.__doc__ or ""
-    assert [name for name in ValkeyOptions.model_fields if f"\n        {name}: " not in told] == []
+    told = cleandoc(ValkeyOptions.__doc__ or "")
+    assert [name for name in ValkeyOptions.model_fields if f"\n    {name}: " not in told] == []
 
 
 def test_it_is_found_and_its_import_needs_neither_client_nor_torch() -> None:
