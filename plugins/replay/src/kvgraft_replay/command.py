@@ -24,6 +24,7 @@ from kvgraft_cli.cache_options import (
     pool_sizes,
 )
 from kvgraft_cli.components import default_shape
+from kvgraft_cli.interrupts import uninterrupted
 from kvgraft_cli.sizes import PoolSize
 from kvgraft_replay.cache_options import cache_options, parse_components
 from kvgraft_replay.output_options import (
@@ -147,8 +148,9 @@ def replay(path: Path | None, **options: Any) -> None:
 
     workload, limit = scanned(read_workload(path, options), options)
 
-    from kvgraft_replay.payload import Verify
-    from kvgraft_replay.replay import ReplaySettings
+    with uninterrupted():
+        from kvgraft_replay.payload import Verify
+        from kvgraft_replay.replay import ReplaySettings
 
     components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {
