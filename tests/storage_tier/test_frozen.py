@@ -63,7 +63,7 @@ def places(cache: Cache, request: Request, end: int) -> Iterator[tuple[torch.Ten
 
 
 def numbers(number: int, rows: torch.Tensor, end: int) -> torch.Tensor:
-    """What belongs in those rows of a plane: numbers that tell planes, pages and states apart."""
+    """The content of those rows: numbers that differ between planes, pages and states."""
     first = 1000 * number + (0 if rows.ndim == 4 else end)
     found = torch.arange(first, first + rows.numel()) % 251
     return found.reshape(rows.shape).to(rows.dtype)
