@@ -129,6 +129,7 @@ class Stepper:
         self.matter = publisher.points.matter
         self.state_tokens = publisher.points.decode_pages * tree.page_size
         self.n_splits = 0
+        self.keys_held_drafts = False
         self.shares_pools = any(len(each.devices) > 1 for each in tree.components)
         every_page = FAR // tree.page_size
         self.partial = [each for each in rows.paged if each.stored_pages < every_page]
@@ -266,15 +267,8 @@ class Stepper:
                     f"step: n_computed is more than the last step gave slots for of {short!r}; "
                     "give the tokens of its last pass"
                 )
-            edits = rows.draft_edits[at]
-            for each in np.flatnonzero((edits >= 0) & (room > 0) & (batch.noted > 0)).tolist():
-                request, end = batch.requests[each], int(batch.length[each])
-                holds = edits[each] == request.key.edits and request.key.n_tokens > end
-                if holds and end >= request.prompt:
-                    raise LeaseError(
-                        f"step: {room[each]} tokens of the last pass do not count, and the key "
-                        f"still holds them, of {request!r}; cut it first, key.truncate({end})"
-                    )
+            if self.keys_held_drafts:
+                self._expect_cut(batch, room)
         if tokens is not None:
             n_given = len(tokens) // (TOKEN_BYTES * max(1, len(batch.requests)))
             if n_given > batch.n_tokens:
@@ -335,6 +329,18 @@ class Stepper:
             else:
                 instead = "extend the key with the tokens that were computed first"
             raise LeaseError(f"{said}{request!r}; {instead}")
+
+    def _expect_cut(self, batch: Batch, room: Ints) -> None:
+        """Refuse to count some of a pass whose rejected drafts the key still holds (G2)."""
+        edits = self.rows.draft_edits[batch.rows]
+        for at in np.flatnonzero((edits >= 0) & (room > 0) & (batch.noted > 0)).tolist():
+            request, end = batch.requests[at], int(batch.length[at])
+            holds = edits[at] == request.key.edits and request.key.n_tokens > end
+            if holds and end >= request.prompt:
+                raise LeaseError(
+                    f"step: {room[at]} tokens of the last pass do not count, and the key "
+                    f"still holds them, of {request!r}; cut it first, key.truncate({end})"
+                )
 
     def _expect_verified(self, batch: Batch) -> None:
         """Refuse to count drafts that the key does not hold: rejected ones are no tokens (G2)."""
@@ -558,7 +564,10 @@ class Stepper:
         self.rows.given[rows] = until
         requests = [batch.requests[at] for at in given] if refused else batch.requests
         if batch.n_tokens > 1:
-            self.rows.draft_edits[rows] = self._draft_edits(batch, requests, until)
+            edits = self._draft_edits(batch, requests, until)
+            if edits or self.keys_held_drafts:
+                self.keys_held_drafts = True
+                self.rows.draft_edits[rows] = edits or -1
         told: torch.Tensor | None = None
         if batch.n_drafts:
             most = np.full(len(rows), batch.n_tokens, np.int64)
@@ -579,16 +588,18 @@ class Stepper:
             told,
         )
 
-    def _draft_edits(self, batch: Batch, requests: list[Request], until: Ints) -> int | list[int]:
+    def _draft_edits(self, batch: Batch, requests: list[Request], until: Ints) -> list[int]:
         """The edits of keys that hold their pass's tokens by now; below 0 of others.
 
-        One number for all where each was given one token: of drafts the keys hold none.
+        Empty where none does, as where each was given one token.
         """
         if batch.tokens is not None and len(batch.tokens) == TOKEN_BYTES * len(batch.requests):
-            return -1
+            return []
         keys = [request.key for request in requests]
-        ends = (until * TOKEN_BYTES).tolist()
-        return [key.edits if len(key.data) >= end else -1 for key, end in zip(keys, ends)]
+        held = np.array([len(key.data) for key in keys]) >= until * TOKEN_BYTES
+        if not np.count_nonzero(held):
+            return []
+        return [key.edits if holds else -1 for key, holds in zip(keys, held.tolist())]
 
     def _append(self, batch: Batch, given: list[int]) -> None:
         data, keys = batch.tokens, batch.keys
