@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from kvgraft import Cache, ConfigError, Request
-from kvgraft_scheduling import moves_of_accepted
+from kvgraft_scheduling import best_subtree, moves_of_accepted, tree_mask
 
 from ..serving import life
 
@@ -153,3 +154,107 @@ def test_a_path_that_the_tree_cannot_have_is_refused() -> None:
         for nodes in (torch.tensor([0, 2, 3]), np.array([0, 2, 3])):
             assert torch.equal(moves_of_accepted(step, [nodes])["full"].sources, sources)
         assert torch.equal(moves_of_accepted(step, [[0, 1]])["full"].sources, sources[:0])
+
+
+def rows_of(cache: Cache, request: Request, n_tokens: int) -> torch.Tensor:
+    """Where a request's first tokens have their keys and values."""
+    size, at = cache.config.page_size, np.arange(n_tokens)
+    return torch.from_numpy(
+        cache.table(request, "full")[at // size].astype(np.int64) * size + at % size
+    )
+
+
+def attended(query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The output of one token that reads all of these."""
+    return torch.softmax(keys @ query, 0) @ values
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_a_pass_with_the_mask_of_a_tree_computes_each_path_as_a_sequence(page_size: int) -> None:
+    """Several requests with trees of several sizes in one batch, by PyTorch's own attention."""
+    draw, noise = random.Random(page_size), torch.Generator().manual_seed(1)
+    entries, positions = torch.randn(2, 200, 8, dtype=torch.float64, generator=noise)
+    n_prompt = 21
+    layer = {"n_kv_heads": 1, "head_dim": 8, "dtype": "float64"}
+    with Cache.open({"full": layer}, page_size=page_size, device_tokens=512, max_drafts=9) as cache:
+        keys, values = (
+            cache.mounted[0].component.device.plane(0, name).view(-1, 8) for name in "kv"
+        )
+        requests = [
+            life.admitted(cache, [at, *range(100, 99 + n_prompt)], reserve=20) for at in range(3)
+        ]
+        for request in requests:
+            assert cache.allocate(request, n_prompt)
+            rows = rows_of(cache, request, n_prompt)
+            keys[rows] = values[rows] = (
+                entries[request.key.tokens().tolist()] + positions[:n_prompt]
+            )
+            cache.computed(request, n_prompt)
+        step = cache.step(requests, n_drafts=9)
+        trees = [[-1, *(draw.randrange(node) for node in range(1, n))] for n in (10, 6, 1)]
+        mask = tree_mask([[*tree, *[-1] * (10 - len(tree))] for tree in trees])
+        assert torch.equal(mask[1, :6, :6], tree_mask(trees[1]))
+        assert torch.equal(mask[1, 6:], torch.eye(10, dtype=torch.bool)[6:])
+        for place, (request, tree) in enumerate(zip(requests, trees)):
+            depths = mask[place].sum(-1) - 1
+            nodes = entries[50 : 50 + len(tree)] + positions[n_prompt + depths[: len(tree)]]
+            slots = step.slot_mapping["full"].view(3, -1)[place]
+            keys[slots[: len(tree)]] = values[slots[: len(tree)]] = nodes
+            rows = torch.cat([rows_of(cache, request, n_prompt), slots])
+            reads = torch.cat([torch.ones(10, n_prompt, dtype=torch.bool), mask[place]], 1)
+            found = torch.nn.functional.scaled_dot_product_attention(
+                torch.cat([nodes, torch.zeros(10 - len(tree), 8)])[None],
+                keys[rows][None],
+                values[rows][None],
+                attn_mask=reads[None],
+                scale=1.0,
+            )[0]
+            for node in range(len(tree)):
+                path = [node]
+                while tree[path[0]] >= 0:
+                    path.insert(0, tree[path[0]])
+                alone = torch.cat(
+                    [
+                        entries[request.key.tokens().tolist()] + positions[:n_prompt],
+                        entries[[50 + each for each in path]]
+                        + positions[n_prompt : n_prompt + len(path)],
+                    ]
+                )
+                assert torch.allclose(found[node], attended(alone[-1], alone, alone))
+
+
+def test_the_best_subtree_is_the_best_of_all_that_have_the_root() -> None:
+    draw = random.Random(0)
+    for _ in range(60):
+        n = draw.randrange(1, 8)
+        parents = [-1, *(draw.randrange(node) for node in range(1, n))]
+        scores = [1.0]
+        for parent in parents[1:]:  # of paths: no node's is above its parent's
+            scores.append(scores[parent] * draw.random())
+        for most in range(1, n + 2):
+            found = best_subtree(parents, scores, most)
+            closed = [
+                chosen
+                for chosen in itertools.combinations(range(n), min(most, n))
+                if 0 in chosen and all(parents[node] in (-1, *chosen) for node in chosen)
+            ]
+            best = max(closed, key=lambda chosen: sum(scores[node] for node in chosen))
+            assert found.nodes == list(best)
+            own = tree_mask(parents)[found.nodes][:, found.nodes]
+            assert torch.equal(tree_mask(found.parents), own)
+
+
+def test_the_best_subtree_has_no_node_without_its_parent() -> None:
+    """Also where a child has the better score."""
+    assert best_subtree([-1, 0, 0, 1], [0, 0.1, 0.5, 0.9], 3) == ([0, 1, 2], [-1, 0, 0])
+
+
+def test_parents_that_no_tree_has_are_refused() -> None:
+    for bad in ([], [0], [-1, 1], [-1, -2], [[[-1]]], "x", [-1, 0.5], [[-1, 0], [-1]], None):
+        with pytest.raises(ConfigError, match=r"parents .* are none of a tree; give of each node"):
+            tree_mask(bad)
+    with pytest.raises(ConfigError, match="are none of a tree"):
+        best_subtree([[-1]], [1], 1)
+    for scores, n in (([1], 2), ([1, 1], 0)):
+        with pytest.raises(ConfigError, match=r"scores of 2 nodes, of which . are kept"):
+            best_subtree([-1, 0], scores, n)

@@ -17,19 +17,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from kvgraft_scheduling.device_tables import DeviceTables
-    from kvgraft_scheduling.trees import Moves, moves_of_accepted
+    from kvgraft_scheduling.trees import Moves, Subtree, best_subtree, moves_of_accepted, tree_mask
     from kvgraft_scheduling.waiting import WaitingPlace, WaitingQueue
 
 _LAZY = {
     "DeviceTables": "device_tables",
     "Moves": "trees",
+    "Subtree": "trees",
     "WaitingPlace": "waiting",
     "WaitingQueue": "waiting",
+    "best_subtree": "trees",
     "moves_of_accepted": "trees",
+    "tree_mask": "trees",
 }
 """Loaded when they are used: not every engine needs the queue or tables on a device."""
 
-__all__ = ["DeviceTables", "Moves", "WaitingPlace", "WaitingQueue", "moves_of_accepted"]
+__all__ = [
+    "DeviceTables",
+    "Moves",
+    "Subtree",
+    "WaitingPlace",
+    "WaitingQueue",
+    "best_subtree",
+    "moves_of_accepted",
+    "tree_mask",
+]
 
 
 def __getattr__(name: str) -> Any:

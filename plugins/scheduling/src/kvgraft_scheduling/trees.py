@@ -3,16 +3,20 @@
 The nodes of a request's tree take the slots of its pass in their order, a parent before its
 children; the root is the token that was sampled last. The accepted path's data then moves to the
 first slots, behind one another, where the tables have it.
+
+A tree is given as its nodes' parents: of each node the number of its parent, -1 of the root.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from itertools import pairwise
 from operator import index
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from kvgraft.errors import ConfigError
@@ -20,7 +24,101 @@ from kvgraft.errors import ConfigError
 if TYPE_CHECKING:
     from kvgraft.parts import Step
 
-__all__ = ["Moves", "moves_of_accepted"]
+__all__ = ["Moves", "Subtree", "best_subtree", "moves_of_accepted", "tree_mask"]
+
+ROOT = -1
+"""The parent of a root."""
+
+
+class Subtree(NamedTuple):
+    """Some nodes of a tree.
+
+    Attributes:
+        nodes: their numbers in the tree, ascending; the root, 0, is the first.
+        parents: of each of them its parent's place in `nodes`; -1 of the root.
+    """
+
+    nodes: list[int]
+    parents: list[int]
+
+
+def tree_mask(parents: Any) -> torch.Tensor:
+    """The nodes that each node of a tree reads: its ancestors and itself.
+
+    A node's position is the root's plus `mask.sum(-1) - 1`.
+
+    Args:
+        parents: int `[n]`, or `[n_requests, n]` of several trees; -1 of padding too, which nothing
+            else reads.
+
+    Returns:
+        Bool `[n, n]` or `[n_requests, n, n]`, true at `[..., i, j]` if node i reads node j.
+
+    Raises:
+        ConfigError: parents of another shape, or with numbers that are no earlier nodes.
+    """
+    rows = _parents(parents, 1, 2)
+    n = rows.shape[-1]
+    mask = np.broadcast_to(np.eye(n, dtype=np.bool_), (*rows.shape, n)).copy()
+    for node in range(1, n):
+        above = rows[..., node]
+        read = np.take_along_axis(mask, np.maximum(above, 0)[..., None, None], -2)[..., 0, :]
+        mask[..., node, :] |= read & (above >= 0)[..., None]
+    return torch.from_numpy(mask)
+
+
+def best_subtree(parents: Any, scores: Sequence[float], n_nodes: int) -> Subtree:
+    """The part of a tree that a pass of fewer slots verifies, such as one ahead of a kept state.
+
+    From the root on, the node with the best score of those whose parent is taken is taken next.
+
+    Args:
+        parents: int `[n]`.
+        scores: of each node; the larger, the likelier it is that the path up to it is accepted.
+        n_nodes: most nodes that are kept, at least 1: `step.n_tokens` of the request.
+
+    Raises:
+        ConfigError: another number of scores than of parents, or parents that `tree_mask` refuses.
+    """
+    above = _parents(parents, 1, 1).tolist()
+    if len(scores) != len(above) or n_nodes < 1:
+        raise ConfigError(
+            f"{len(scores)} scores of {len(above)} nodes, of which {n_nodes} are kept; give one "
+            "for each, and keep the root"
+        )
+    children: list[list[int]] = [[] for _ in above]
+    for node, parent in enumerate(above[1:], 1):
+        if parent != ROOT:
+            children[parent].append(node)
+    taken: list[int] = []
+    waiting = [(0.0, 0)]
+    while waiting and len(taken) < n_nodes:
+        _, node = heappop(waiting)
+        taken.append(node)
+        for child in children[node]:
+            heappush(waiting, (-float(scores[child]), child))
+    nodes = sorted(taken)
+    places = {node: place for place, node in enumerate(nodes)}
+    return Subtree(nodes, [places.get(above[node], ROOT) for node in nodes])
+
+
+def _parents(parents: Any, *n_dims: int) -> npt.NDArray[np.int64]:
+    """The parents of one or several trees' nodes, each before its children.
+
+    Raises:
+        ConfigError: they are none.
+    """
+    try:
+        given = np.asarray(parents)
+    except (TypeError, ValueError):  # rows of several lengths, tensors on a device
+        given = np.array(None)
+    n = given.shape[-1] if given.ndim in n_dims else 0
+    if not n or given.dtype.kind not in "iu" or (given < ROOT).any() or (given >= range(n)).any():
+        raise ConfigError(
+            f"parents {parents!r:.60} are none of a tree; give of each node, 0 being the root, "
+            "the number of an earlier one, or -1, in an array on the CPU"
+        )
+    return given.astype(np.int64)
 
 
 class Moves(NamedTuple):
