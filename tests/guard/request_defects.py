@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import Event
-from typing import Any
+from typing import Any, cast
 
 from kvgraft import (
     Cache,
@@ -31,6 +31,7 @@ from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.matching import Match
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Demand, Tier
+from kvgraft_scheduling.engine_slots import EngineSlots
 from kvgraft_scheduling.stepping import Batch, Stepper
 
 from .defect import breaks
@@ -144,7 +145,7 @@ def a_namespace_in_the_tree_of_another(put: Patch) -> None:
 @breaks("T11")
 def a_key_of_two_running_requests(put: Patch) -> None:
     scene = Scene()
-    put.into(scene.cache, _expect_free=lambda self, key, call: None)
+    put.into(scene.cache, expect_free=lambda self, key, call: None)
     key = TokenKey(PROMPT[:8])
     requests = [scene.cache.begin(key) for _ in range(2)]
     with suppress(LeaseError):
@@ -511,6 +512,36 @@ def a_publication_that_was_to_keep_slots_and_swaps_them(put: Patch) -> None:
         share=lambda self, request, page, locks, retained: share(self, request, page, locks),
     )
     scene.cache.checkpoint(second, keep_slots=True)
+
+
+@breaks("N2", "base")
+def slots_that_are_adopted_in_another_order(put: Patch) -> None:
+    offered = EngineSlots._offered
+    scene = Scene()
+    put.into(scene.cache.engine_slots, _offered=lambda self, *what: offered(self, *what)[::-1])
+    adopt(scene)
+
+
+@breaks("N2", "base")
+def adopted_slots_that_the_engine_keeps(put: Patch) -> None:
+    scene = Scene()
+    put.into(scene.cache.engine_slots, _release=lambda self, component, slots: None)
+    adopt(scene)
+
+
+@breaks("N2", "base")
+def a_slot_that_is_taken_and_not_handed_out(put: Patch) -> None:
+    scene, take = Scene(), cast("Callable[..., Any]", EngineSlots.take)
+    put.into(scene.cache.engine_slots, take=lambda self, name, n: take(self, name, n)[1:])
+    scene.cache.engine_slots.take("base", 3)
+
+
+def adopt(scene: Scene) -> None:
+    """A request adopts two pages."""
+    slots, request = scene.cache.engine_slots, scene.begin(PROMPT)
+    slots.admit(request)
+    given = {each.name: slots.take(each.name, 2) for each in scene.cache.mounted}
+    slots.adopt(request, 2, given)
 
 
 @breaks("I6")

@@ -14,6 +14,7 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft_observe.events import EventStream
 from kvgraft_retention.lifetimes import Lifetimes, Retentions
 from kvgraft_retention.tenants import SharedLedger, TenantLedger, Tenants
+from kvgraft_scheduling.engine_slots import EngineSlots
 from kvgraft_scheduling.stepping import Stepper
 
 from .cores import CORES, CoreMutant
@@ -145,6 +146,38 @@ change(
     Publisher.checkpoint,
     "_kept(request, beside) if beside else None",
     "None",
+)
+change(
+    "adopted slots stay the engine's as well",
+    "everything+window",
+    "N2 T9",
+    EngineSlots.adopt,
+    "self._release(component, own)",
+    "pass",
+)
+change(
+    "a request adopts its slots in another order",
+    "everything+window",
+    "N2",
+    EngineSlots.adopt,
+    "own.tobytes()",
+    "own[::-1].tobytes()",
+)
+change(
+    "adopted slots are promised as well",
+    "everything+window",
+    "A12 A1",
+    EngineSlots.adopt,
+    "account.ledger.promised -= n_slots",
+    "pass",
+)
+change(
+    "slots are adopted twice",
+    "everything+window",
+    "N2 T9",
+    EngineSlots._expect_taken,
+    "if len(wrong):\n        raise",
+    "if False:\n        raise",
 )
 change(
     "the event that did not fit is not counted as lost",

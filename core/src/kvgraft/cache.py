@@ -724,10 +724,9 @@ class Cache(Serving):
         self.journal.engine.close()
 
 
-def _expect_owner(call: str, owner: object) -> str:
+def _expect_owner(call: str, owner: object) -> None:
     if not isinstance(owner, str) or not owner:
         raise ConfigError(f"{call}: owner {owner!r:.40}; give a name, such as 'router'")
-    return owner
 
 
 def _expect_tier(call: str, tier: object) -> None:

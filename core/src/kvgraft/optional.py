@@ -125,6 +125,7 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "sweeper": RETENTION,
     "steps": SCHEDULING,
     "pending": SCHEDULING,
+    "engine_slots": SCHEDULING,
     "ready": SCHEDULING,
     "accelerator": ACCELERATOR,
     "streams": ACCELERATOR,

@@ -134,6 +134,7 @@ class Serving:
         self._make: Callable[..., Any] = parts.make
         self._stepper: Any = None
         self._pending: Any = None
+        self._engine_slots: Any = None
         load_if_installed("steps", "pending")  # now, since it would delay a pass
         self.guard = parts.ready(self)
 
@@ -143,6 +144,13 @@ class Serving:
         if self._stepper is None:
             self._stepper = load_part("steps")(self, self._make)
         return self._stepper
+
+    @property
+    def engine_slots(self) -> Any:
+        """Slots that the engine takes itself, to be adopted by requests; made at the first use."""
+        made = self._engine_slots or self._make(load_part("engine_slots"), self, self._let_run)
+        self._engine_slots = made
+        return made
 
     @property
     def pending(self) -> Any:
@@ -156,7 +164,7 @@ class Serving:
     def _begin(self, request: Request, prefetch: Prefetch | None) -> None:
         """Match the request's key, and pin the data found."""
         key = request.key
-        self._expect_free(key, "begin")
+        self.expect_free(key, "begin")
         request.root = root = self.tree.hold_root(key.namespace)
         try:
             if self.tier is not None:
@@ -201,7 +209,7 @@ class Serving:
         #     └── as a miss, once ◄──┴─ never fits
         self.expect_open()
         request = self.expect(request, LEASED)
-        self._expect_free(request.key, "admit")
+        self.expect_free(request.key, "admit")
         if request.deferred or request.limited is CROWDED or self.tree.is_cleared(request.root):
             request.deferred = False
             self._lease_again(request, self._limit(request))
@@ -224,15 +232,7 @@ class Serving:
             if each.pool == "device"
         ]
         if decision.admitted:
-            self.accesses.admitted(request)
-            loaded = self.hits.count(request)
-            if self.arenas is not None:
-                self.arenas.used(request)
-            if self.recorder is not None:
-                self.recorder.hit(request, loaded)
-            self.budget.open(request)
-            request.stage = ADMITTED
-            self._run(request)
+            self._let_run(request)
             gave = []
         elif decision.outcome is DEFERRED and decision.pending is None:
             if self.arenas is not None:
@@ -497,7 +497,7 @@ class Serving:
             self.stepper.rows.touch(request.row)
         return request
 
-    def _expect_free(self, key: TokenKey, call: str) -> None:
+    def expect_free(self, key: TokenKey, call: str) -> None:
         """Refuse a key that another request runs with: each would append its tokens (T11)."""
         other = self.running.get(id(key))
         if other is not None:
@@ -517,9 +517,16 @@ class Serving:
             request.key_edits += request.key_edits == key.edits - 1
             request.was_cut(end)
 
-    def _run(self, request: Request) -> None:
-        """Take the request's key from others; it keeps no cache, and forgets those dropped."""
-        key = request.key
+    def _let_run(self, request: Request) -> None:
+        """Count an admitted request and promise its demand; others may not use its key (T11)."""
+        self.accesses.admitted(request)
+        loaded = self.hits.count(request)
+        if self.arenas is not None:
+            self.arenas.used(request)
+        if self.recorder is not None:
+            self.recorder.hit(request, loaded)
+        self.budget.open(request)
+        request.stage, key = ADMITTED, request.key
         self.running[id(key)] = request
         key.runners = (*[each for each in key.runners if each() is not None], self.mark)
 

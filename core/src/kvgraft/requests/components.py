@@ -242,11 +242,8 @@ class RequestComponent:
         """Every slot it holds, for integrity checks."""
         name, runs = self.component.name, self.runs
         found = [SlotOwner(name, Tier.DEVICE, who, run.device, tenant) for run in runs]
-        return found + [
-            SlotOwner(name, Tier.HOST, who, run.host, tenant)
-            for run in runs
-            if run.host is not None
-        ]
+        hosts = [SlotOwner(name, Tier.HOST, who, run.host, tenant) for run in runs if run.host]
+        return found + hosts
 
     def has_promised(self, n: int) -> bool:
         """Whether `n` slots are promised."""

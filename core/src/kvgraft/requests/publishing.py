@@ -278,8 +278,6 @@ class Publisher:
     def publish_states(self, request: Request) -> None:
         """Hand the tree the states captured so far, with the pages before them."""
         captured = [page for part in request.state_components for page in part.captured]
-        if not captured:
-            return
         end = max([page for page in captured if page <= self._shareable(request)], default=0)
         if end and self.tree.prefix_closed:
             page = self.points.reached_from(request, request.computed // self.tree.page_size)

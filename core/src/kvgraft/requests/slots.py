@@ -134,10 +134,8 @@ class PageSlots:
 
     def pages_behind(self, request: Request, page: int) -> int:
         """Pages of the component that holds most of the pages that `left_behind` names."""
-        most = 0
-        for part in request.bounded_components:
-            most = max(most, sum(run.end - run.first for run in self._behind(part, page)))
-        return most
+        behind = [self._behind(part, page) for part in request.bounded_components]
+        return max([sum([run.end - run.first for run in runs]) for runs in behind], default=0)
 
     def has_promise_left(self, parts: Sequence[RequestComponent], pages: int) -> bool:
         """Whether the next `pages` pages of every paged part are promised."""

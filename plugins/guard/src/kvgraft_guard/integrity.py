@@ -461,6 +461,7 @@ def check_cache(cache: Cache) -> None:
         for part in each.components
         for owner in part.owners(f"the request of {each.prompt} tokens", each.root.tenant)
     ]
+    owners += cache.engine_slots.owners()
     operations = cache.journal.operations()
     held = [PinOwner(each.receipt, f"{each!r}") for each in (*requests, *cache.pins)]
     held += [

@@ -32,6 +32,7 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.operations import Operation
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
+from kvgraft_guard.adopting import GuardedEngineSlots
 from kvgraft_guard.events import guarded_recorder
 from kvgraft_guard.hooks import HookGuard
 from kvgraft_guard.integrity import check_cache, check_row
@@ -254,6 +255,7 @@ class GuardedPartsFactory(PartsFactory):
             GuardedCleanReserve,
             GuardedStateSlots,
             GuardedStepper,
+            GuardedEngineSlots,
         ):
             if issubclass(guarded, plain):
                 return guarded

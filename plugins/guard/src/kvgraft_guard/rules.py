@@ -97,6 +97,7 @@ GUARDED: dict[str, str] = {
     "V2": "Replayed, they give what the tree has; by every full check.",
     "V3": "Each event is taken by its reader, waits for it or is counted as lost; full checks.",
     "N1": "Where a publication keeps slots, the pages that the request still needs have theirs.",
+    "N2": "Slots that an engine took are adopted once, of all components, as the pages it gave.",
     "G1": "Pages for drafts are in the demand of a request that decodes, unless they never fit.",
     "G4": "A pass with drafts ends where a decode keeps its states.",
 }

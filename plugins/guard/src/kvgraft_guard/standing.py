@@ -70,6 +70,8 @@ class Standing:
                     self.books.pools[at].component,
                     self._left_over(at, name, "in flight", in_flight),
                 )
+            if nobody and at < self.books.n_device:
+                private -= self.cache.engine_slots.n_taken(self.books.pools[at].component)
             if nobody and (private or promised):
                 raise ContractViolation(
                     "H8",

@@ -12,6 +12,7 @@ from kvgraft.errors import ContractViolation, KvgraftError
 from kvgraft.requests.request import CLOSED, Request
 from kvgraft.tree.pinning import Receipt
 from kvgraft_guard.admitting import Admitting
+from kvgraft_guard.adopting import Adopting
 from kvgraft_guard.books import Reading
 from kvgraft_guard.clearing import Clearing
 from kvgraft_guard.failing import Attempt, Failing, GuardError, own_error
@@ -123,7 +124,7 @@ class Guard:
     def _checks(self) -> dict[str, Callable[..., After]]:
         """The checks of each operation."""
         admitting, running = Admitting(self.watched), self.running
-        pinning = Pinning(self.watched)
+        pinning, adopting = Pinning(self.watched), Adopting(self.watched)
         return {
             "begin": admitting.begin,
             "admit": admitting.admit,
@@ -143,6 +144,10 @@ class Guard:
             "pin": pinning.pin,
             "unpin": pinning.unpin,
             "unpin_all": pinning.unpin,
+            "take": adopting.take,
+            "give_back": adopting.give_back,
+            "admit_unpromised": adopting.admit_unpromised,
+            "adopt": adopting.adopt,
         }
 
     def look(self, name: str, operation: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -24,6 +24,7 @@ NAMES = frozenset(
         "flash_attn",
         "flashinfer",
         "gguf",
+        "partial_json_parser",
         "sentencepiece",
         "sgl_kernel",
         "tilelang",

@@ -150,6 +150,7 @@ RULES = {
     "V2": "All events together give exactly the tree's residency.",
     "V3": "A reader that fails or lags costs the cache a counted loss; it begins again.",
     "N1": "A publication can keep a request's slots; duplicates stay its own until it ends.",
+    "N2": "Slots that an engine took are adopted once, all or none, and leave like allocated ones.",
     "G1": "Slots for drafts are promised; a pass with drafts that does not fit changes nothing.",
     "G2": "Rejected drafts are not computed, and their slots are used again.",
     "G3": "After any acceptance a next turn finds what it finds without drafts, up to an interval.",

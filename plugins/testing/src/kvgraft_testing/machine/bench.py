@@ -216,6 +216,12 @@ class Bench:
             live.namespace = gone.get(live.namespace, live.namespace)
 
     @property
+    def may_adopt(self) -> bool:
+        """Whether an engine can have slots of its own here (N2)."""
+        others = self.states or any(each.home_is_host for each in self.paged)
+        return not others and self.cache.arenas is None and not self.setup.tenants
+
+    @property
     def fence(self) -> Point:
         """When everything computed so far exists; the point before if that one was named already.
 

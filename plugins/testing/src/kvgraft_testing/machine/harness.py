@@ -168,6 +168,7 @@ class Harness:
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)
         live.deferrals_left, live.retention = max_deferrals, term
         live.steps = self._begun // 2 % 2 == 1
+        live.adopts = self._begun % 3 == 0 and self.bench.may_adopt
         live.leased(self.model.page_size)
         self._tell_lease(live)
         if fetched is not None:

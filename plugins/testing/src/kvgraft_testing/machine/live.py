@@ -40,6 +40,7 @@ class Live:
         deferrals_left: calls of `admit` that may still defer it for pages that another computes.
         waits: whether the last one did.
         steps: whether it decodes in steps, as all running requests of an engine do together.
+        adopts: whether the engine takes slots itself, where there is room, and it adopts them.
         anchor: page it is anchored at.
         cached: deepest boundary, in pages, at which it left all components' data.
         computed: tokens whose data exists.
@@ -70,6 +71,7 @@ class Live:
     deferrals_left: int = 0
     waits: bool = False
     steps: bool = False
+    adopts: bool = False
     anchor: int = 0
     cached: int = 0
     computed: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvgraft.errors import LeaseError
@@ -439,15 +439,65 @@ class Steps:
                 node = node.parent
 
     def _slots(self, live: Live, n_tokens: int) -> bool:
-        """Slots by `allocate`, or in a step of a request alone; its key has the tokens already."""
+        """Slots by `allocate`, taken and adopted, or in a step of a request alone.
+
+        In a step its key has the tokens already.
+        """
         if not self._is_stepped(live):
-            return self.cache.allocate(live.request, n_tokens)
+            return self._adopted(live, n_tokens) or self.cache.allocate(live.request, n_tokens)
         step = self.cache.step([live.request], n_tokens=n_tokens, n_computed=0)
         if step.refused:
             self.cache.step([live.request], n_tokens=0)  # nothing of a refused pass is computed
             return False
         self._check_step(live, step, n_tokens, 0, n_tokens)
         return True
+
+    def _adopted(self, live: Live, n_tokens: int) -> bool:
+        """Slots that the engine took and the request adopts, if there is room for both (N2)."""
+        bench, size, first = self.bench, self.model.page_size, live.request.allocated
+        end = -(-(live.computed + n_tokens) // size)
+        pages = {each.name: each.stored_pages(first, end, size) for each in bench.paged}
+        needs = {each.name: pages[each.name] * each.slots_per_page for each in bench.paged}
+        headroom = {name: self.cache.tree.component(name).device.headroom for name in needs}
+        if (
+            not live.adopts
+            or end <= first
+            or any(needs[name] + 1 > headroom[name] for name in needs)
+        ):
+            return False
+        slots = self.cache.engine_slots
+        given: dict[str, Any] = {name: slots.take(name, needs[name]) for name in needs}
+        for name, own in given.items():
+            if own is None:
+                said = f"{needs[name]} slots are in the headroom, none are taken"
+                self.judge.fail("N2", name, said)
+                return False
+        self.cache.check_integrity()
+        slots.adopt(live.request, end - first, given)
+        for name, own in given.items():
+            has = self.cache.table(live.request, name, first).tolist()
+            if has[: len(own)] != own.tolist() or slots.n_taken(name):
+                said = f"{live.name} adopted {own.tolist()} and reads {has}"
+                self.judge.fail("N2", name, said)
+        self._refuses_twice(live, end - first, given)
+        bench.counts["adopted"] += 1
+        return True
+
+    def _refuses_twice(self, live: Live, n_pages: int, given: dict[str, Any]) -> None:
+        """Adopted slots are the request's: the engine cannot give them back or adopt them again."""
+        slots, name = self.cache.engine_slots, max(given, key=lambda name: len(given[name]))
+        wrong: dict[str, Callable[[], object]] = {
+            "give_back": lambda: slots.give_back(name, given[name]),
+            "adopt": lambda: slots.adopt(live.request, n_pages, given),
+        }
+        for call, run in wrong.items():
+            try:
+                run()
+            except LeaseError:
+                continue
+            except Exception as error:
+                raise as_violation(error, call) from error
+            self.judge.fail("N2", name, f"{call} of slots that {live.name} adopted before")
 
     def _give_up(self, live: Live, n_tokens: int) -> None:
         """The pass does not run, and a larger one is refused: no token of both counts (A5, G2)."""

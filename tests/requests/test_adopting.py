@@ -1,0 +1,199 @@
+"""Slots that an engine took and filled enter the tree by way of a request (N2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvgraft import Cache, ConfigError, LeaseError, Request, TokenKey
+
+PAGE = 4
+TOKENS = [*range(100, 140)]
+COMPONENTS: dict[str, dict[str, dict[str, Any]]] = {
+    "full": {"full": {}},
+    "full+swa": {"full": {}, "swa": {"window": 10}},
+    "swa": {"swa": {"window": 10}},
+}
+WINDOW_PAGES = 4
+"""Pages that a window of ten tokens may touch."""
+
+
+def opened(components: dict[str, dict[str, Any]], n_pages: int = 64, **settings: Any) -> Cache:
+    return Cache.open(
+        components,
+        page_size=PAGE,
+        device_tokens=n_pages * PAGE,
+        **{"payload": False, "guard": "on", **settings},
+    )
+
+
+def running(cache: Cache, tokens: list[int]) -> Request:
+    """A request that the engine admitted by itself."""
+    request = cache.begin(TokenKey(tokens))
+    cache.engine_slots.admit(request)
+    return request
+
+
+def taken(cache: Cache, n_pages: int) -> dict[str, Any]:
+    return {each.name: cache.engine_slots.take(each.name, n_pages) for each in cache.mounted}
+
+
+def compute(cache: Cache, request: Request) -> dict[str, Any]:
+    """The rest of the prompt, in slots that the engine took."""
+    n_pages = -(-request.prompt // PAGE) - request.allocated
+    slots = taken(cache, n_pages)
+    cache.engine_slots.adopt(request, n_pages, slots)
+    cache.computed(request, request.prompt - request.computed)
+    return slots
+
+
+def ended(cache: Cache) -> None:
+    cache.check_integrity()
+    for each in cache.stats().components.values():
+        assert not each.device.pinned
+        assert not each.device.private
+        assert not each.device.promised
+    cache.close()
+
+
+@pytest.mark.parametrize("components", COMPONENTS.values(), ids=COMPONENTS)
+@pytest.mark.rule("N2")
+def test_adopted_slots_are_published_and_found(components: dict[str, dict[str, Any]]) -> None:
+    cache = opened(components)
+    first = running(cache, TOKENS)
+    slots = compute(cache, first)
+    cache.check_integrity()
+    assert cache.finish(first) == len(TOKENS)
+    again = running(cache, [*TOKENS, 7])
+    assert again.anchor_tokens == len(TOKENS)
+    for name, own in slots.items():
+        table = cache.table(again, name)
+        assert set(table.tolist()) - {-1} <= set(own.tolist())
+        assert table[-1] == own[9]
+    cache.abort(again)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_slots_of_tokens_that_the_tree_has_are_freed_and_its_own_are_read() -> None:
+    cache = opened(COMPONENTS["full"])
+    first, second = running(cache, TOKENS), running(cache, TOKENS)
+    slots = compute(cache, first)
+    compute(cache, second)
+    for request in (first, second):
+        assert cache.checkpoint(request)
+    assert cache.table(second, "full").tolist() == slots["full"].tolist()
+    assert cache.stats().components["full"].device.private == 0
+    for request in (first, second):
+        assert cache.finish(request) == len(TOKENS)
+    assert cache.stats().components["full"].device.evictable == 10
+    ended(cache)
+
+
+@pytest.mark.parametrize("components", COMPONENTS.values(), ids=COMPONENTS)
+@pytest.mark.rule("N2")
+def test_slots_are_adopted_by_all_components_or_by_none(
+    components: dict[str, dict[str, Any]],
+) -> None:
+    cache = opened(components)
+    request = running(cache, TOKENS)
+    slots, name = taken(cache, 3), next(iter(components))
+    strange = {**slots, name: np.array([*slots[name][:2], 60], np.int32)}
+    twice = {**slots, name: slots[name][[0, 1, 1]]}
+    wrong: list[dict[str, Any]] = [strange, twice, {**slots, name: np.array([-1], np.int32)}]
+    for given in wrong:
+        with pytest.raises(LeaseError, match="adopted or given back once"):
+            cache.engine_slots.adopt(request, 3, given)
+    with pytest.raises(ConfigError, match=r"^adopt: the cache has no component 'other'"):
+        cache.engine_slots.adopt(request, 3, {**slots, "other": slots[name]})
+    if len(components) > 1:
+        with pytest.raises(ConfigError, match=r"2 slots of 'full' for pages \[0, 3\); give 3"):
+            cache.engine_slots.adopt(request, 3, {**slots, "full": slots["full"][:2]})
+    assert request.allocated == 0
+    assert {each: cache.engine_slots.n_taken(each) for each in slots} == dict.fromkeys(slots, 3)
+    cache.engine_slots.adopt(request, 3, slots)
+    with pytest.raises(LeaseError, match="adopted or given back once"):
+        cache.engine_slots.adopt(request, 3, slots)
+    with pytest.raises(LeaseError, match="adopted or given back once"):
+        cache.engine_slots.give_back(name, slots[name])
+    cache.abort(request)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_pages_that_left_the_window_before_are_not_adopted() -> None:
+    cache = opened(COMPONENTS["full+swa"])
+    request = running(cache, TOKENS)
+    slots = taken(cache, 10)
+    gone, slots["swa"] = slots["swa"][:6], slots["swa"][6:]
+    cache.engine_slots.give_back("swa", gone)
+    cache.engine_slots.adopt(request, 10, slots)
+    cache.computed(request, len(TOKENS))
+    assert cache.finish(request) == len(TOKENS)
+    stats = cache.stats().components
+    assert (stats["full"].device.evictable, stats["swa"].device.evictable) == (10, WINDOW_PAGES)
+    again = running(cache, [*TOKENS, 7])
+    assert again.anchor_tokens == len(TOKENS)
+    cache.abort(again)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_taking_breaks_no_promise_and_evicts_what_nobody_needs() -> None:
+    cache = opened(COMPONENTS["full"], n_pages=16)
+    old = running(cache, TOKENS)
+    compute(cache, old)
+    cache.finish(old)
+    promised = cache.begin(TokenKey([*range(24)]))
+    assert cache.admit(promised).admitted
+    room = 16 - cache.stats().components["full"].device.promised
+    slots = cache.engine_slots
+    assert slots.take("full", room + 1) is None
+    held = slots.take("full", room)
+    assert held is not None
+    assert slots.take("full", 1) is None
+    assert cache.allocate(promised, 24)
+    cache.computed(promised, 24)
+    cache.check_integrity()
+    slots.give_back("full", held)
+    cache.finish(promised)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_a_request_that_was_promised_slots_adopts_some_of_them() -> None:
+    cache = opened(COMPONENTS["full"])
+    request = cache.begin(TokenKey(TOKENS), reserve=8)
+    assert cache.admit(request).admitted
+    before = cache.stats().components["full"].device.promised
+    compute(cache, request)
+    assert cache.stats().components["full"].device.promised == before - 10
+    assert cache.allocate(request, 8)
+    cache.check_integrity()
+    cache.abort(request)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_slots_that_no_engine_can_have_are_refused() -> None:
+    with opened({"full": {}, "mamba": {"states": 8}}) as cache:
+        for name in ("full", "mamba"):
+            with pytest.raises(ConfigError, match=r"^take: .*allocate takes them"):
+                cache.engine_slots.take(name, 1)
+    with (
+        opened(COMPONENTS["full"], tenants={"a": {"namespaces": ["a"]}}) as cache,
+        pytest.raises(ConfigError, match=r"^take: .*leave tenants out"),
+    ):
+        cache.engine_slots.take("full", 1)
+    cache = opened(COMPONENTS["full"])
+    request = running(cache, TOKENS)
+    with pytest.raises(LeaseError, match="this call needs it leased"):
+        cache.engine_slots.admit(request)
+    with pytest.raises(ConfigError, match="is not in this cache"):
+        cache.engine_slots.take("other", 1)
+    with pytest.raises(ConfigError, match="give a whole number"):
+        cache.engine_slots.take("full", -1)
+    cache.abort(request)
+    ended(cache)
