@@ -165,8 +165,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a candidate keeps the place it was entered with": BadCore(
         ("T7", "T12"),
         "tree/component.py",
-        "        cell.stamp = stamp\n        if entered & ON_DEVICE:",
-        "        cell.stamp = cell.stamp or stamp\n        if entered & ON_DEVICE:",
+        "        cell.stamp = stamp\n        for queue in queues:",
+        "        cell.stamp = cell.stamp or stamp\n        for queue in queues:",
     ),
     "a prefix does not count as used with nodes below it": BadCore(
         ("T7", "T12"),

@@ -21,13 +21,18 @@ from kvgraft.policies.policy import (
 from kvgraft.pools.allocator import SlotAllocator
 from kvgraft.tree.ledger import Ledger
 from kvgraft.types import Tier
-from kvgraft_density.learning import N_BINS, Prefixes, Rates, Trail, Visit
+from kvgraft_density.learning import N_BINS, UNITS, Prefixes, Rates, Trail, Visit
 from kvgraft_density.policy import MOST_RANKED, Clock, Density, DensityOrder
 
 from ..counting import lines_run
 
 SUM = 16
 """A checksum."""
+
+
+def counts(*youngest: int) -> list[int]:
+    """Counts by bin: those of the youngest bins, and 0 in all others."""
+    return [*youngest, *[0] * (N_BINS - len(youngest))]
 
 
 def use(prefixes: Prefixes, sums: Iterable[int], clock: int) -> Visit:
@@ -42,17 +47,18 @@ def remembered(prefixes: Prefixes, sums: Iterable[int]) -> tuple[int, Trail | No
 
 
 def named(prefixes: Prefixes) -> set[int]:
-    found = {each for part in prefixes._trails for each in part}
+    found = {each for part in prefixes._parts for each in part}
     assert len(found) == prefixes._n_prefixes
     return found
 
 
 def away(prefixes: Prefixes) -> set[int]:
+    trails = {each: prefixes._trails[of] for part in prefixes._parts for each, of in part.items()}
     own: dict[int, set[int]] = {}
-    for part in prefixes._trails:
-        for each, trail in part.items():
-            own.setdefault(id(trail), set()).add(each)
-    listed = list({id(each): each for part in prefixes._trails for each in part.values()}.values())
+    for each, trail in trails.items():
+        own.setdefault(id(trail), set()).add(each)
+    listed = list({id(each): each for each in trails.values()}.values())
+    assert [prefixes._trails[trail.ident] for trail in listed] == listed
     assert own == {id(trail): set(trail.sums) for trail in listed}
     queued = [id(trail) for _, trail in prefixes._uses]
     assert sorted(queued) == sorted(id(trail) for trail in listed if trail.is_queued)
@@ -65,37 +71,35 @@ def away(prefixes: Prefixes) -> set[int]:
     assert prefixes._n_away == len(uses)
     for which, use in uses.items():
         assert use.n == sum(len(trail.sums) for trail in listed if id(trail.away) == which)
-    return {
-        each for part in prefixes._trails for each, trail in part.items() if trail.away is not None
-    }
+    return {each for each, trail in trails.items() if trail.away is not None}
 
 
 def test_a_prefix_is_away_from_its_last_end_to_its_next_use() -> None:
-    prefixes = Prefixes(64 * 16, 1 << 20)
+    prefixes = Prefixes(UNITS * 16, 1 << 20)
     visits = [use(prefixes, [SUM], 0) for _ in range(3)]
     prefixes.ended(visits[0], [SUM], 5, 10)
     prefixes.ended(visits[1], [SUM], 6, 20)  # the others ran meanwhile
     prefixes.age(20 + 15)
     prefixes.ended(visits[2], [SUM], 7, 40)
     assert (prefixes.reached[5][0], prefixes.reached[6][0]) == (0, 0)
-    assert prefixes.reused == {}
+    assert not prefixes.n_reuses
     use(prefixes, [SUM], 40 + 5 * 16)
-    assert prefixes.reached[7] == [1, 1, 1, 1, *[0] * 10]
-    assert prefixes.reused == {7: [0, 0, 0, 1, *[0] * 10]}
+    assert prefixes.reached[7] == counts(1, 1, 1, 1)
+    assert prefixes.reused[7] == counts(0, 0, 0, 1)
     assert (prefixes.n_reuses, prefixes.n_returns) == (1, 1)
 
 
 def test_prefixes_that_stay_away_count_in_each_bin_they_reach() -> None:
-    prefixes = Prefixes(64 * 16, 1 << 20)
+    prefixes = Prefixes(UNITS * 16, 1 << 20)
     for each in (SUM, 2 * SUM):
         prefixes.ended(use(prefixes, [each], 0), [each], 0, 0)
     prefixes.age(15)
-    assert prefixes.reached == {0: [2, *[0] * 13]}
+    assert prefixes.reached == {0: counts(2)}
     use(prefixes, [SUM], 17)
     prefixes.age(33)
-    assert prefixes.reached == {0: [2, 2, 1, *[0] * 11]}
+    assert prefixes.reached == {0: counts(2, 2, 1)}
     prefixes.age(1 << 40)
-    assert prefixes.reached == {0: [2, 2, *[1] * 12]}
+    assert prefixes.reached == {0: [2, 2, *[1] * (N_BINS - 2)]}
 
 
 def test_uses_do_not_pile_up_while_nothing_is_given_out() -> None:
@@ -130,7 +134,7 @@ def test_no_request_sweeps_all_uses_that_were_gone_on_with() -> None:
 
 
 def test_no_request_counts_all_uses_that_grew_older() -> None:
-    prefixes = Prefixes(64, 1 << 30)
+    prefixes = Prefixes(UNITS, 1 << 30)
     for number in range(2048):
         sums = [SUM * (number + 1)]
         prefixes.ended(use(prefixes, sums, 0), sums, 0, 0)
@@ -141,7 +145,7 @@ def test_no_request_counts_all_uses_that_grew_older() -> None:
         assert n_counted - before <= 512
         n_calls += 1
     assert n_calls >= 3 * 2048 // 512
-    assert prefixes.reached[0] == [2048] * 4 + [0] * 10
+    assert prefixes.reached[0] == counts(2048, 2048, 2048, 2048)
 
 
 def test_a_prefix_that_is_used_again_and_again_is_not_forgotten() -> None:
@@ -180,7 +184,7 @@ def test_no_request_waits_for_the_whole_directory_to_be_made_larger() -> None:
         tokens = bytearray(np.full(512 * PIECE_TOKENS, number, np.int32).data)
         use(prefixes, prefix_sums(Use("tenant", tokens, 0, 0, []), 512 * PIECE_TOKENS), number)
     assert len(named(prefixes)) == 40 * 512
-    assert max(map(len, prefixes._trails)) <= 40 * 512 // 100
+    assert max(map(len, prefixes._parts)) <= 40 * 512 // 100
 
 
 def test_a_sequence_used_for_ever_takes_no_more_memory() -> None:
@@ -279,7 +283,7 @@ def test_data_is_of_age_0_when_its_request_ends_however_long_it_ran() -> None:
         cache.finish(first, hint="over")
         stamp = next(cache.tree.nodes()).cells[0].stamp
         n_slots = (256 + 2048) // 64
-        assert policy.clock.at(stamp) == policy.clock.now == n_slots
+        assert policy.clock.at(stamp) == policy.clock.now == n_slots // policy.clock.unit
         assert class_of(stamp) == 12
         cache.abort(second)
 
@@ -325,8 +329,8 @@ def test_an_explanation_says_how_data_is_ranked() -> None:
 
 def test_a_sequence_that_goes_on_fast_is_of_another_class_than_a_slow_one() -> None:
     policy = Density()
-    policy.order(Ledger("full", Tier.DEVICE, SlotAllocator(64 * 16)))
-    policy.opened(1 << 20)
+    policy.order(Ledger("full", Tier.DEVICE, SlotAllocator(UNITS * 16)))
+    policy.opened(UNITS * 16 * 1024)
     fast, slow = TokenKey([1] * 4096), TokenKey([2] * 4096)
     classes: dict[TokenKey, int] = {}
     for number in range(64):
@@ -433,6 +437,7 @@ def test_orders_with_many_places_learn_one_after_the_other() -> None:
         for number in range(MAX_CLASSES):
             order.push(number << CLASS_BITS | number, number)
     policy.prefixes.reached, policy.prefixes.reused = {0: [9] * N_BINS}, {0: [1] * N_BINS}
+    policy.prefixes.n_reuses = 1
     learnt: list[int] = []
     for n in range(1, 60):
         request = Use(None, bytearray(400), 100, 0, [])
@@ -445,7 +450,7 @@ def test_orders_with_many_places_learn_one_after_the_other() -> None:
 
 
 def sampled(reached: dict[int, list[int]], reused: dict[int, list[int]]) -> Prefixes:
-    prefixes = Prefixes(64 * 16, 1 << 20)
+    prefixes = Prefixes(UNITS * 16, 1 << 20)
     prefixes.reached, prefixes.reused = reached, reused
     return prefixes
 
@@ -499,6 +504,7 @@ def test_many_classes_are_learnt_at_first_as_few_are(n_classes: int) -> None:
     policy.opened(1 << 16)
     policy.prefixes.reached = {each: [9] * N_BINS for each in range(n_classes)}
     policy.prefixes.reused = {0: [1] * N_BINS}
+    policy.prefixes.n_reuses = 1
     for n in range(1, 200):
         before = order._rates
         request = Use(None, bytearray(400), 100, 0, [])

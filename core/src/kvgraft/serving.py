@@ -226,11 +226,12 @@ class Serving:
             decision = self.budget.decide(request)
         elif request.deferrals_left and decision.admitted:
             decision = self._defer(request) or decision
-        self.clean_reserve.waited_for = [
-            (self.tree.by_name[each.component].device, each.needed)
-            for each in decision.shortages
-            if each.pool == "device"
-        ]
+        if decision.shortages or self.clean_reserve.waited_for:
+            self.clean_reserve.waited_for = [
+                (self.tree.by_name[each.component].device, each.needed)
+                for each in decision.shortages
+                if each.pool == "device"
+            ]
         if decision.admitted:
             self._let_run(request)
             gave = []

@@ -187,7 +187,9 @@ class Candidates:
         lines, lifetimes = self._lines[node.tenant], self._tree.lifetimes
         if stamp < FIRST_USE:  # as `is_left_behind`, inlined: it is called at each push
             return lines[LEFT]
-        level = 0 if lifetimes is None else lifetimes.priority(stamp)
+        if lifetimes is None:
+            return lines[0]
+        level = lifetimes.priority(stamp)
         line = lines.get(level)
         if line is None:
             line = lines[level] = _Line(self._make(self._pool.parts[node.tenant]))
@@ -521,16 +523,14 @@ class TreeComponent:
         cell = node.cells[self.index]
         if cell.stamp == stamp:
             return
-        entered, device, host = cell.queued, self.device, self.host
-        if entered & ON_DEVICE:
-            device.queue.withdraw(node)
-        if host is not None and entered & ON_HOST:
-            host.queue.withdraw(node)
+        queues = [self.device.queue] if cell.queued & ON_DEVICE else []
+        if self.host is not None and cell.queued & ON_HOST:
+            queues.append(self.host.queue)
+        for queue in queues:
+            queue.withdraw(node)
         cell.stamp = stamp
-        if entered & ON_DEVICE:
-            device.queue.push(node)
-        if host is not None and entered & ON_HOST:
-            host.queue.push(node)
+        for queue in queues:
+            queue.push(node)
 
     def is_worth(self, stamp: int, other: int) -> bool:
         """Whether the policy scores data with a stamp no lower than data with another one."""

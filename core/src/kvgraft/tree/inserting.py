@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Final
+from typing import Final, NamedTuple
 
 from kvgraft.policies.policy import LEFT_BEHIND, is_left_behind
 from kvgraft.pools.allocator import SLOT_BYTES
@@ -112,7 +112,7 @@ class Holding:
         self.renews = renews
 
 
-class Inserted:
+class Inserted(NamedTuple):
     """Where an insert ended.
 
     Attributes:
@@ -122,12 +122,9 @@ class Inserted:
         points: the kinds of the resume points that are new.
     """
 
-    __slots__ = ("anchor", "nodes", "points")
-
-    def __init__(self, anchor: Node, nodes: list[Node], points: list[PointKind]) -> None:
-        self.anchor = anchor
-        self.nodes = nodes
-        self.points = points
+    anchor: Node
+    nodes: list[Node]
+    points: list[PointKind]
 
 
 def insert(

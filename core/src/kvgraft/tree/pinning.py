@@ -353,20 +353,18 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
     index = component.index
     low, high = span
     moved = 0
-    cell = anchor.cells[index]
     if component.is_prefix_closed and not low and high == anchor.end:
-        node, above = anchor, anchor.parent
-        while above is not None and not (cell := node.cells[index]).device_pins:
+        node = anchor
+        while (above := node.parent) is not None and not (cell := node.cells[index]).device_pins:
             cell.device_pins = 1
-            slots = cell.device
-            if slots is not None:
+            if (slots := cell.device) is not None:
                 moved += len(slots)
             if cell.queued:
                 component.hold(node)
-            node, above = above, above.parent
-        while above is not None:  # pinned, and so are those above (T6)
+            node = above
+        while (above := node.parent) is not None:  # pinned, and so are those above (T6)
             node.cells[index].device_pins += 1
-            node, above = above, above.parent
+            node = above
         if stamp:
             component.restamp(anchor, stamp)
         return moved // SLOT_BYTES
@@ -401,18 +399,19 @@ def _unpin_path(tree: Tree, component: TreeComponent, anchor: Node, span: Span) 
     #   root ── 3 ── 3 ── 1 ── 1 anchor     pins do not rise downwards (T6): of the cells without
     #   ...     2    2    0    0            a pin the lowest with data may be a candidate
     index, home_is_host, moved = component.index, component.home_is_host, 0
-    node = anchor
+    node, first = anchor, span.start
     while node.end > span.end:
         node = node.parent  # type: ignore[assignment]
-    lowest, first = node, span.start
-    while node.end > first:
-        cell = node.cells[index]
-        cell.device_pins = pins = cell.device_pins - 1
-        slots = cell.device
-        if not pins and slots is not None:
+    lowest = node
+    while node.end > first and (cell := node.cells[index]).device_pins == 1:
+        cell.device_pins = 0
+        if (slots := cell.device) is not None:
             moved += len(slots)
         if home_is_host and tree.is_candidate(node, component, HOST):
             component.pool(HOST).queue.push(node)
+        node = node.parent  # type: ignore[assignment]
+    while node.end > first:
+        node.cells[index].device_pins -= 1
         node = node.parent  # type: ignore[assignment]
     if moved:
         ledger = component.devices[anchor.tenant]

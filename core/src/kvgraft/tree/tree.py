@@ -358,13 +358,15 @@ class Tree:
                 if node.ident in self._namespaces:
                     self._forget_empty(node)
                 return
+            queued = 0
             for cell in node.cells:
                 if cell.device_pins or cell.host_pins:
                     return
+                queued |= cell.queued
             parent.unlist_child(node.key[: self.page_bytes])
             node.parent = None
             self.n_nodes -= 1
-            for component in self.components:
+            for component in self.components if queued else ():
                 component.clean.withdraw(node)
                 component.doubles.withdraw(node)
             for each in self.observers:
@@ -425,7 +427,7 @@ class Tree:
             if above is not node:  # no leaf any more
                 for leaf in self.prefix_closed:
                     pool = leaf.device if on_device else leaf.host
-                    if pool is not None:
+                    if pool is not None and above.cells[leaf.index].queued:
                         pool.queue.withdraw(above)
             above = above.parent
         if on_device and not component.is_prefix_closed:
@@ -474,9 +476,10 @@ class Tree:
         if self.for_tenant is not None and self.for_tenant != node.tenant:
             ledger.lost += n_slots
         pool.evicted[cause] += n_slots
-        pool.queue.withdraw(node)
-        if on_device:
-            component.clean.withdraw(node)
+        if node.cells[component.index].queued:
+            pool.queue.withdraw(node)
+            if on_device:
+                component.clean.withdraw(node)
 
     def detach(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> bytes:
         """An unpinned cell gives up its slots on a tier; the caller owns them now."""

@@ -18,6 +18,7 @@ from kvgraft.policies.recency import RecencyQueue, untrack
 __all__ = [
     "N_BINS",
     "OLDEST",
+    "UNITS",
     "YOUNGEST",
     "Prefixes",
     "Rates",
@@ -40,10 +41,10 @@ MOST_AGED: Final = 512
 MOST_SWEPT: Final = 32
 """Trails that a request looks at to find some to forget, beside as many as its new prefixes."""
 
-N_BINS: Final = 14
+N_BINS: Final = 12
 """Bins of age, each twice as wide as the one before; the last one is open."""
 
-UNITS: Final = 64
+UNITS: Final = 16
 """The base pool's capacity in widths of the first bin."""
 
 YOUNGEST = [0 if number == 0 else 1 << number - 1 for number in range(N_BINS)]
@@ -69,15 +70,17 @@ class Away:
     """The prefixes of a request since its end.
 
     Attributes:
-        its_class, clock: class and time of that end.
+        reached, reused: counts of the class of that end by bin of age, see `Prefixes`.
+        clock: its time.
         n: how many of them were neither used again since, nor forgotten.
         number: the bin of age that they were counted to reach.
     """
 
-    __slots__ = ("clock", "its_class", "n", "number")
+    __slots__ = ("clock", "n", "number", "reached", "reused")
 
-    def __init__(self, its_class: int, clock: int) -> None:
-        self.its_class = its_class
+    def __init__(self, reached: list[int], reused: list[int], clock: int) -> None:
+        self.reached = reached
+        self.reused = reused
         self.clock = clock
         self.n = self.number = 0
         untrack((self,))
@@ -88,6 +91,7 @@ class Trail:
     """Prefixes that were always used together, each going on with the one before.
 
     Attributes:
+        ident: its place among all; of a forgotten one another's.
         sums: their checksums; none once they are forgotten.
         end: how many prefixes the last one has, and itself.
         parent: the trail that they go on with; None at the start of a sequence.
@@ -104,6 +108,7 @@ class Trail:
         "away",
         "clock",
         "end",
+        "ident",
         "is_queued",
         "n_children",
         "n_seen",
@@ -113,7 +118,8 @@ class Trail:
         "sums",
     )
 
-    def __init__(self, sums: list[int], end: int, parent: Trail | None) -> None:
+    def __init__(self, ident: int, sums: list[int], end: int, parent: Trail | None) -> None:
+        self.ident = ident
         self.sums = sums
         self.end = end
         self.parent = parent
@@ -172,8 +178,12 @@ class Prefixes:
         self.reached: dict[int, list[int]] = {}
         self.reused: dict[int, list[int]] = {}
         self.n_reuses = self.n_returns = 0
-        self._trails: list[dict[int, Trail]] = [{} for _ in range(1 << 64 - PART_SHIFT)]
-        """The trail of each prefix, by part."""
+        self._trails: list[Trail] = []
+        """By `Trail.ident`."""
+        self._unnamed: list[int] = []
+        """Places of forgotten ones there."""
+        self._parts: list[dict[int, int]] = [{} for _ in range(1 << 64 - PART_SHIFT)]
+        """The trail of each prefix, by part: numbers alone, which the collector does not visit."""
         self._n_prefixes = self._n_changes = self._n_uses = 0
         self._uses = RecencyQueue()
         """All trails, by the number of a use that may have been their last."""
@@ -183,31 +193,34 @@ class Prefixes:
         """They in the bin they have reached, but the last one; oldest first, and some of before."""
         self._swept: list[deque[Away]] = [deque() for _ in self._ageing]
         """Those of a bin that are older than the ones in `_ageing`: it is being swept."""
-        untrack((*self._ageing, *self._swept))
+        untrack((*self._ageing, *self._swept, self._trails))
 
     def visit(self, sums: list[int]) -> Visit:
         """A use of prefixes and the memory of them; changes nothing. It keeps the list."""
         #   seen ├───────────────────────┤?       ?   ?  ?│ len(sums)      steps double, backwards,
         #        shorter ones of a seen prefix were, unless forgotten      and halve again
-        trails, trail = self._trails, None
+        parts, ident = self._parts, None
         n_seen, unseen, step = len(sums), len(sums) + 1, 1
         while n_seen > 0:
             last = sums[n_seen - 1]
-            trail = trails[last >> PART_SHIFT].get(last)
-            if trail is not None:
+            ident = parts[last >> PART_SHIFT].get(last)
+            if ident is not None:
                 break
             unseen, n_seen, step = n_seen, n_seen - step, 2 * step
         n_seen = max(n_seen, 0)
         while unseen - n_seen > 1:
             middle = (n_seen + unseen) // 2
             last = sums[middle - 1]
-            found = trails[last >> PART_SHIFT].get(last)
+            found = parts[last >> PART_SHIFT].get(last)
             if found is None:
                 unseen = middle
             else:
-                n_seen, trail = middle, found
-        if trail is None or not trail.end - len(trail.sums) < n_seen <= trail.end:
-            n_seen, trail = 0, None  # or another prefix has the same checksum
+                n_seen, ident = middle, found
+        trail = None
+        if ident is not None:
+            trail = self._trails[ident]
+            if not trail.end - len(trail.sums) < n_seen <= trail.end:
+                n_seen, trail = 0, None  # another prefix has the same checksum
         return Visit(sums, n_seen, trail, self._n_changes)
 
     def used(self, visit: Visit, clock: int) -> None:
@@ -224,11 +237,11 @@ class Prefixes:
         if above is not None and above.end > n_seen:
             above = visit.trail = self._cut(above, n_seen)
         while above is not None:
-            if above.away is not None:
-                self._came_back(above.away, len(above.sums), clock)
+            away = above.away
+            if away is not None:
                 above.away = None
-            self._n_uses += 1
-            above.number = self._n_uses
+                self._came_back(away, len(above.sums), clock)
+            self._n_uses = above.number = self._n_uses + 1
             above.n_seen = n_seen if n_seen < above.end else above.end
             above.clock, above.pace = clock, pace
             above = above.parent
@@ -259,22 +272,20 @@ class Prefixes:
                 trail.away = None
             if found.n_seen < len(sums):
                 trail = self._grown(trail, sums, found.n_seen)
-        away = Away(its_class, clock)
+        if its_class not in self.reached:
+            self.reached[its_class], self.reused[its_class] = [0] * N_BINS, [0] * N_BINS
+        away = Away(self.reached[its_class], self.reused[its_class], clock)
         while trail is not None:
             n = len(trail.sums)
             if trail.away is not None:
                 self._was_there(trail.away, n)
             away.n += n
             trail.away, trail.clock = away, clock
-            self._n_uses += 1
-            trail.number = self._n_uses
+            self._n_uses = trail.number = self._n_uses + 1
             trail = trail.parent
         self._n_away += 1
         self._ageing[0].append(away)
-        row = self.reached.get(its_class)
-        if row is None:
-            row = self.reached[its_class] = [0] * N_BINS
-        row[0] += away.n
+        away.reached[0] += away.n
 
     def age(self, clock: int) -> bool:
         """Count the bins that unused prefixes have reached; returns whether all were counted.
@@ -299,7 +310,7 @@ class Prefixes:
                 away = oldest.popleft()
                 if away.n:
                     away.number = number
-                    self.reached[away.its_class][number] += away.n
+                    away.reached[number] += away.n
                     if number < N_BINS - 1:
                         self._ageing[number].append(away)
             if swept or len(ageing) > 2 * self._n_away + 64:
@@ -319,8 +330,7 @@ class Prefixes:
         if trail is None or trail.n_children:
             if trail is not None:
                 trail.n_children += 1
-            trail = Trail([], n_seen, trail)
-            self._enter(trail)
+            trail = self._new([], n_seen, trail)
         new = sums[n_seen:]
         trail.sums += new
         trail.end = len(sums)
@@ -333,20 +343,22 @@ class Prefixes:
         #   ─── parent ─── upper ─┬─ trail
         #                      at └─ the other, grown from here
         n_upper = at - trail.end + len(trail.sums)
-        upper = Trail(trail.sums[:n_upper], at, trail.parent)
+        upper = self._new(trail.sums[:n_upper], at, trail.parent)
         del trail.sums[:n_upper]
         trail.parent, upper.n_children = upper, 1
         upper.n_seen = min(trail.n_seen, at)
         upper.clock, upper.pace, upper.away = trail.clock, trail.pace, trail.away
-        self._enter(upper)
         self._note(upper.sums, upper)
         return upper
 
-    def _enter(self, trail: Trail) -> None:
-        """The last use of all is that of `trail`."""
-        self._n_uses += 1
-        trail.number = self._n_uses
+    def _new(self, sums: list[int], end: int, parent: Trail | None) -> Trail:
+        """A trail whose use is the last of all."""
+        ident = self._unnamed.pop() if self._unnamed else len(self._trails)
+        trail = Trail(ident, sums, end, parent)
+        self._trails[ident : ident + 1] = [trail]
+        self._n_uses = trail.number = self._n_uses + 1
         self._queue(trail)
+        return trail
 
     def _queue(self, trail: Trail) -> None:
         trail.is_queued = True
@@ -355,33 +367,28 @@ class Prefixes:
     def _note(self, sums: list[int], trail: Trail) -> None:
         """These prefixes are of `trail`."""
         self._n_changes += 1
+        parts, ident = self._parts, trail.ident
         for each in sums:
-            part = self._trails[each >> PART_SHIFT]
-            part[each] = trail
-            untrack((part,))
+            parts[each >> PART_SHIFT][each] = ident
 
     def _came_back(self, away: Away, n: int, clock: int) -> None:
         """So many prefixes were used again, in the bin of their age."""
-        its_class, number = away.its_class, bin_of((clock - away.clock) // self.unit)
+        number = bin_of((clock - away.clock) // self.unit)
         self.n_reuses += n
-        reused = self.reused.get(its_class)
-        if reused is None:
-            reused = self.reused[its_class] = [0] * N_BINS
-        reused[number] += n
-        if number > away.number:
-            row = self.reached[its_class]
-            for passed in range(away.number + 1, number + 1):
-                row[passed] += n
+        away.reused[number] += n
+        for passed in range(away.number + 1, number + 1):
+            away.reached[passed] += n
         away.n -= n
-        self._n_away -= not away.n
+        if not away.n:
+            self._n_away -= 1
 
     def _was_there(self, away: Away, n: int) -> None:
         """So many prefixes were never away: another request went on using them."""
-        row = self.reached[away.its_class]
         for number in range(away.number + 1):
-            row[number] -= n
+            away.reached[number] -= n
         away.n -= n
-        self._n_away -= not away.n
+        if not away.n:
+            self._n_away -= 1
 
     def _forget_oldest(self) -> None:
         """Forget the trail that was used longest ago, or enter one where it belongs by now.
@@ -402,7 +409,7 @@ class Prefixes:
             trail.away.n -= len(trail.sums)
             self._n_away -= not trail.away.n
         for each in trail.sums:
-            self._trails[each >> PART_SHIFT].pop(each, None)
+            self._parts[each >> PART_SHIFT].pop(each, None)
         self._n_prefixes -= len(trail.sums)
         parent = trail.parent
         if parent is not None:
@@ -410,6 +417,7 @@ class Prefixes:
             if not parent.n_children and not parent.is_queued:
                 self._queue(parent)
         trail.sums, trail.end, trail.parent, trail.away = [], 0, None, None
+        self._unnamed.append(trail.ident)
 
 
 # A class is refined in steps: what was known of the prompt, how fast its sequence goes on, the hint

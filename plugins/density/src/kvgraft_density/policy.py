@@ -49,7 +49,7 @@ LEARN_EVERY: Final = 400
 AGE_EVERY: Final = 25
 """Requests between two countings of prefixes that aged; at first scores are computed as often."""
 
-GENERATIONS_AT_ONCE: Final = 8
+GENERATIONS_AT_ONCE: Final = 2
 """After so many the places of candidates are listed anew, even if no victim was needed."""
 
 GENERATIONS_KEPT: Final = 1 << 15
@@ -218,7 +218,7 @@ class Density:
             self._is_aged = self.prefixes.age(used)
         at_first = self._n_uses <= LEARN_EVERY
         is_due = is_turn and (at_first or self._n_uses % LEARN_EVERY == 0)
-        if is_due and self._learning is None and self.prefixes.reused:
+        if is_due and self._learning is None and self.prefixes.n_reuses:
             self._learning = Rates(self.prefixes, COARSER)
 
     def _go_on_learning(self, rates: Rates) -> None:
@@ -314,6 +314,7 @@ class DensityOrder:
         self._listed: dict[int, float] = {}
         """The scores in the line by place."""
         self._edges = clock.edges()
+        self._rising = [-edge for edge in self._edges[:N_BINS]]
         self._generation = clock.now
         """The generation that these edges are of; they hold for what is entered later, too."""
         self._place = -1
@@ -437,10 +438,7 @@ class DensityOrder:
         queue.push(stamp, node)
         if self._clock.now >= self._generation + GENERATIONS_AT_ONCE:
             self._grow_older()
-        number = 0
-        while stamp <= self._edges[number]:
-            number += 1
-        place = number << KIND_BITS | kind
+        place = bisect_right(self._rising, -stamp) << KIND_BITS | kind
         if place not in self._listed and self._list(place) >= self._line[-1][0]:
             self._place = -1
 
@@ -487,6 +485,7 @@ class DensityOrder:
         """Candidates have come to other places: list those."""
         self._generation, self._place = self._clock.now, -1
         edges = self._edges = self._clock.edges()
+        rising = self._rising = [-edge for edge in edges[:N_BINS]]
         gone = [kind for kind, queue in self._queues.items() if queue.entry(0, 0) is None]
         for kind in gone:
             del self._queues[kind], self._bins[kind]
@@ -497,7 +496,6 @@ class DensityOrder:
         #   bins of a kind, the youngest first:   . x x . x . . .      x listed
         #   its oldest candidate is here:                     ^        so it may have come to a ?
         #                                               ?   ? ?
-        rising = [-edge for edge in edges[:N_BINS]]
         for kind, queue in self._queues.items():
             oldest, bins = queue.entry(0, 0), self._bins[kind]
             assert oldest is not None
