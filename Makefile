@@ -137,7 +137,7 @@ test-engines: test-sglang test-vllm ## run the tests of both engines' plugins in
 
 test-vllm: $(VLLM)/.ready ## run the tests of plugins/vllm in a CPU build of vLLM; half an hour
 	$(VLLM)/bin/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation \
-	  -e ./core -e ./plugins/storage -e ./plugins/observe -e ./plugins/retention -e ./plugins/density -e ./plugins/scheduling -e ./plugins/guard -e ./plugins/accelerator -e ./plugins/arena \
+	  -e ./core -e ./plugins/storage -e ./plugins/observe -e ./plugins/retention -e ./plugins/identity -e ./plugins/density -e ./plugins/scheduling -e ./plugins/guard -e ./plugins/accelerator -e ./plugins/arena \
 	  -e ./plugins/cli \
 	  -e ./plugins/testing -e ./plugins/file -e ./plugins/full -e ./plugins/swa -e ./plugins/mamba -e ./plugins/valkey \
 	  -e ./plugins/vllm

@@ -16,7 +16,13 @@ from .sources import CORE, modules
 
 NOT_TO_SERVE = (
     *("kvgraft_storage.", "kvgraft_guard.", "kvgraft_testing.", "kvgraft_observe."),
-    *("kvgraft_retention.", "kvgraft_arena.", "kvgraft_accelerator.", "kvgraft_cli."),
+    *(
+        "kvgraft_identity.",
+        "kvgraft_retention.",
+        "kvgraft_arena.",
+        "kvgraft_accelerator.",
+        "kvgraft_cli.",
+    ),
     *("click.", "rich.", "jinja2.", "hypothesis.", "pytest."),
 )
 """Packages that a plain cache on the CPU never needs."""

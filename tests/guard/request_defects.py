@@ -105,8 +105,7 @@ def a_device_anchor_where_data_is_on_host(put: Patch) -> None:
 
     def hopeful(*given: Any) -> Any:
         found = resolve(*given)
-        found.device_anchor = found.anchor
-        return found
+        return found._replace(device_anchor=found.anchor)
 
     put.setattr(matching, "resolve", hopeful)
     scene.begin(LONGER)

@@ -29,6 +29,7 @@ PARTS = (
     "accelerator",
     "arena",
     "observe",
+    "identity",
     "retention",
     "density",
     "scheduling",

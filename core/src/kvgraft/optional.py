@@ -123,6 +123,7 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "tenants_settings": RETENTION,
     "clear": RETENTION,
     "sweeper": RETENTION,
+    "identities": ("plugins/identity",),
     "steps": SCHEDULING,
     "pending": SCHEDULING,
     "engine_slots": SCHEDULING,

@@ -18,9 +18,10 @@ import msgspec
 import pytest
 import zmq
 
-from kvgraft import Cache, ConfigError, Tier
+from kvgraft import Cache, ConfigError, Tier, TokenKey
 from kvgraft_observe.events import Residency
 from kvgraft_observe.kv_events import KvEventPublisher, Names
+from tests.serving import life
 
 from .listening import WAIT_MS, Batches, Listener, events_of, has, serve
 
@@ -153,6 +154,26 @@ def test_events_are_vllms_field_by_field(
     assert removed.keys() == {"type", "block_hashes", "medium", "group_idx"}
     assert (removed["medium"], removed["group_idx"]) == ("GPU", 2)
     assert removed["block_hashes"] in [each["block_hashes"] for each in states]
+
+
+def test_pages_with_a_picture_have_its_identity_as_an_extra_key(
+    cache: Cache, place: str, listen: Callable[[KvEventPublisher], Listener]
+) -> None:
+    tokens = [*range(8), *[500] * 20, *range(8)]
+    pictures = [(8, 17, "sha256:1"), (17, 28, "sha256:2")]
+    key = TokenKey(tokens, "tenant", identities=pictures)
+    addresses: dict[str, Any] = {"bind": f"{place}/live", "replay": f"{place}/replay"}
+    with KvEventPublisher(
+        cache, **addresses, names=lambda _: Names(None, "salt"), components=["full"]
+    ) as publisher:
+        listener = listen(publisher)
+        life.serve(cache, key)
+        cache.poll()
+        told = events_of(listener.until(has("BlockStored", 2)))
+    stored = [each for each in told if each["type"] == "BlockStored" and each["medium"] == "GPU"]
+    assert [token for each in stored for token in each["token_ids"]] == tokens[:32]
+    keys = [key for each in stored for key in each["extra_keys"]]
+    assert keys == [["salt"], ["sha256:1"], ["sha256:1", "sha256:2"], ["sha256:2"]]
 
 
 def test_only_named_components_are_reported(

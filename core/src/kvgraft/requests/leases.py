@@ -164,9 +164,9 @@ class Leases:
         return *self._finalize(found, limit), limited
 
     def _shorten(self, found: Match, limit: int) -> Match:
-        shorter = matching.resolve(self.tree, found.node, min(found.anchor, limit), found.root)
-        shorter.base = found.base
-        return shorter
+        limit = min(found.anchor, limit)
+        shorter = matching.resolve(self.tree, found.node, limit, found.root)
+        return shorter._replace(base=found.base)
 
     def _finalize(self, found: Match, limit: int) -> tuple[Match, Collection[int]]:
         """Let components shorten the match, and ask for resume points, in pages (M5).

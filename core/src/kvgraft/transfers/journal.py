@@ -46,8 +46,7 @@ class Transfer:
         self.direction = direction
         self.queries = queries
         self.submitted_s = time.monotonic()
-        self.late = False
-        self.failed = False
+        self.late = self.failed = False
 
     @property
     def ended(self) -> bool:
@@ -65,10 +64,7 @@ class Counters:
     __slots__ = ("completed", "failed", "slots", "started", "waits")
 
     def __init__(self, names: Sequence[str]) -> None:
-        self.started = 0
-        self.completed = 0
-        self.failed = 0
-        self.waits = 0
+        self.started = self.completed = self.failed = self.waits = 0
         self.slots = dict.fromkeys(names, 0)
 
 

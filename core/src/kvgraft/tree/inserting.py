@@ -83,7 +83,7 @@ class Run:
         return Run(self.first, run.end, self.device + run.device, host)
 
 
-class Holding:
+class Holding(NamedTuple):
     """Private slots of one component that a request offers to the tree.
 
     Attributes:
@@ -96,20 +96,10 @@ class Holding:
             (A12).
     """
 
-    __slots__ = ("left", "renews", "runs", "states")
-
-    def __init__(
-        self,
-        runs: list[Run],
-        states: dict[int, bytes],
-        left: Collection[int] = (),
-        *,
-        renews: bool = False,
-    ) -> None:
-        self.runs = runs
-        self.states = states
-        self.left = left
-        self.renews = renews
+    runs: list[Run]
+    states: dict[int, bytes]
+    left: Collection[int] = ()
+    renews: bool = False
 
 
 class Inserted(NamedTuple):

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from kvgraft.compiled import is_compiled
 from kvgraft.errors import ConfigError
+from kvgraft.optional import load_part
 from kvgraft.policies.policy import PIECE_TOKENS
 from kvgraft.policies.recency import untrack
 from kvgraft.refusals import of_type
@@ -59,6 +60,7 @@ PLAIN = (str, int, bytes, type(None))
 """Types whose values never equal a value of another of these types."""
 
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
+Identities: TypeAlias = Iterable[tuple[int, int, str]]
 
 
 def expect_namespace(namespace: object) -> None:
@@ -228,6 +230,9 @@ class TokenKey:
             adapter's id, a tuple of both (T11). Compared by `==`, like a dictionary's keys: `None`,
             `""`, `0` and `"0"` are four. A number must be an `int`, in tuples and frozensets too,
             because `1`, `True` and `1.0` would be one.
+        identities: `(start, end, identity)` of placeholder tokens that stand for an image, a sound
+            or a tool's result: a text that names it, such as its digest (`kvgraft_identity`). Pages
+            are shared where tokens and identities are equal (T11).
 
     Raises:
         ConfigError: a token id that is negative or does not fit int32, text, bytes or an array of
@@ -242,6 +247,7 @@ class TokenKey:
         "data",
         "edits",
         "hashed",
+        "identities",
         "namespace",
         "runners",
         "shared",
@@ -251,14 +257,17 @@ class TokenKey:
         "trail_root",
     )
 
-    def __init__(self, tokens: Tokens = (), namespace: object = None) -> None:
+    def __init__(
+        self, tokens: Tokens = (), namespace: object = None, identities: Identities = ()
+    ) -> None:
         if namespace is not None:
             expect_namespace(namespace)
         self.namespace = namespace
         self.edits = 0
         """Times the key was cut; a running request notices."""
         self.data = bytearray()
-        """int32 `[n_tokens]` as bytes."""
+        """int32 `[n_tokens]` as bytes; of what has an identity its numbers, which are negative."""
+        self.identities: Any = None
         self.shared = False
         """Whether others read them as well, which only grow: a cut leaves them as they are."""
         self.trail: Node | None = None
@@ -276,14 +285,17 @@ class TokenKey:
         """Tokens that a request had when it was retracted or restarted, to go on later; else -1."""
         self.runners: tuple[Any, ...] = ()
         """Weak references of the caches that have a running request of the key."""
-        self.extend(tokens)
+        self.extend(tokens, identities)
 
-    def extend(self, tokens: Tokens) -> None:
+    def extend(self, tokens: Tokens, identities: Identities = ()) -> None:
         """Append token ids; O(new tokens). Raises like a new key, and appends nothing then."""
         #   one id ── its sign bit ──────────────────┐
         #   a list, compiled ── one loop, all checks ─┼─► data grows, as the last thing
         #   packed, or a short array ── signs after ──┤
         #   a long array ── checked where it is ──────┘
+        if identities:
+            self.identities = load_part("identities").appended(self, tokens, identities)
+            return
         try:
             if type(tokens) is list and len(tokens) == 1:
                 data = ONE_TOKEN(tokens[0])  # a decode's, at every step
@@ -325,12 +337,14 @@ class TokenKey:
         fork = TokenKey(namespace=self.namespace)
         fork.data += self.data
         fork.trail, fork.trail_end, fork.trail_root = self.trail, self.trail_end, self.trail_root
-        fork.hashed = self.hashed
+        fork.hashed, fork.identities = self.hashed, self.identities
         fork.sums += self.sums
         return fork
 
-    def __reduce__(self) -> tuple[type[TokenKey], tuple[npt.NDArray[np.int32], object]]:
-        """Tokens and namespace alone, for another process or a deep copy: no tree goes along."""
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        """Its arguments alone, for another process or a deep copy: no tree goes along."""
+        if self.identities is not None:
+            return self.identities.rebuilding(self)  # type: ignore[no-any-return]
         return type(self), (self.tokens(), self.namespace)
 
     def found_at(self, node: Node, root: Node) -> None:
@@ -360,6 +374,7 @@ class TokenKey:
             if cache is not None:
                 cache.key_was_cut(self, n_tokens)
         self.trail = self.trail_root = self.hashed = None
+        self.identities = self.identities and self.identities.before(n_tokens)
         del self.sums[n_tokens // PIECE_TOKENS :]
 
     @property
@@ -373,7 +388,8 @@ class TokenKey:
     def tokens(self, start: int = 0, end: int | None = None) -> npt.NDArray[np.int32]:
         """Token ids from `start` to `end`, by default all, int32 `[n]` (a copy)."""
         stop = None if end is None else end * TOKEN_BYTES
-        return np.frombuffer(bytes(self.data[start * TOKEN_BYTES : stop]), dtype=np.int32)
+        found = np.frombuffer(bytes(self.data[start * TOKEN_BYTES : stop]), dtype=np.int32)
+        return found if self.identities is None else self.identities.tokens(start, found)
 
 
 def common_prefix_pages(

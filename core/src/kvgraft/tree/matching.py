@@ -37,7 +37,7 @@ class Path(NamedTuple):
     end: int
 
 
-class Match:
+class Match(NamedTuple):
     """The tree's match of a key; boundaries in pages.
 
     Attributes:
@@ -48,14 +48,11 @@ class Match:
         root: the namespace's root.
     """
 
-    __slots__ = ("anchor", "base", "device_anchor", "node", "root")
-
-    def __init__(self, node: Node, anchor: int, device_anchor: int, base: int, root: Node) -> None:
-        self.node = node
-        self.anchor = anchor
-        self.device_anchor = device_anchor
-        self.base = base
-        self.root = root
+    node: Node
+    anchor: int
+    device_anchor: int
+    base: int
+    root: Node
 
 
 def walk(tree: Tree, root: Node, key: TokenKey, limit: int) -> tuple[Node, int]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvgraft.errors import ConfigError
+from kvgraft.optional import load_part
 from kvgraft_storage.keys import HASH_NBYTES, namespace_digest, page_hash
 
 __all__ = ["Pages", "Run", "root_of"]
@@ -56,8 +57,25 @@ class Pages:
 
     @property
     def tokens(self) -> npt.NDArray[np.int32]:
-        """The tokens of the pages, int32 `[n_pages * page_size]` (a copy)."""
-        return np.frombuffer(self.run.tokens_of(self.start, self.end), dtype=np.int32)
+        """The tokens of the pages, int32 `[n_pages * page_size]` (a copy).
+
+        Of what has an identity they are the placeholders; where no key has that identity any more,
+        numbers that stand for it.
+        """
+        return self._shown()[0]
+
+    @property
+    def identities(self) -> list[str | None]:
+        """The identity behind each token, `[n_pages * page_size]`; None for those without."""
+        return self._shown()[1]
+
+    def _shown(self) -> tuple[npt.NDArray[np.int32], list[str | None]]:
+        numbers = np.frombuffer(self.run.tokens_of(self.start, self.end), dtype=np.int32)
+        if numbers.min(initial=0) >= 0:
+            return numbers, [None] * len(numbers)
+        shown: tuple[npt.NDArray[np.int32], list[str | None]]
+        shown = load_part("identities").shown(numbers)
+        return shown
 
     @property
     def hashes(self) -> list[bytes]:

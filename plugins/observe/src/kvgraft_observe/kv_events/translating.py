@@ -154,6 +154,11 @@ class Translator:
         keys: list[tuple[str, ...] | None] = [lora or None] * len(pages)
         if names.cache_salt is not None and pages.start == 0:
             keys[0] = (*lora, names.cache_salt)
+        identities, size = pages.identities, self._page_size
+        for page in range(len(pages)) if any(identities) else ():
+            stands_for = identities[page * size : (page + 1) * size]
+            named = dict.fromkeys([each for each in stands_for if each is not None])
+            keys[page] = (*(keys[page] or ()), *named) or None
         return BlockStored(
             block_hashes=[_name(each) for each in pages.hashes],
             parent_block_hash=None if parent is None else _name(parent),

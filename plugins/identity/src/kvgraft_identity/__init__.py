@@ -1,0 +1,1 @@
+"""Identities of what placeholder tokens stand for."""
