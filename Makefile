@@ -120,7 +120,8 @@ check: setup ## format, lint and types, changing nothing
 	$(PY) -m mypy
 
 fuzz: setup ## random operations against the model; STEPS=1000000
-	KVGRAFT_FUZZ_STEPS=$(STEPS) $(PY) -m pytest tests/model/test_state_machine.py $(PYTEST_ARGS) \
+	KVGRAFT_FUZZ_STEPS=$(STEPS) $(PY) -m pytest tests/model/test_state_machine.py \
+	  tests/model/test_drafts.py::test_passes_with_drafts_of_every_component_set_agree_with_the_model $(PYTEST_ARGS) \
 	  -p no:cacheprovider --hypothesis-profile=fuzz --timeout=0 -o faulthandler_timeout=0
 
 mutants: setup ## write the tables of known-bad components and cores that the long tests check

@@ -134,6 +134,22 @@ change(
     "batch.end = np.maximum(pages, batch.first)",
     "batch.end = np.maximum(pages, batch.first + ((batch.noted == 0) & (batch.n_drafts > 0)))",
 )
+change(
+    "finish reports a state that was evicted",
+    "everything+state",
+    "G6 I6",
+    Publisher.finish,
+    "if request.state_components:  # states that it shared may have been evicted",
+    "if False:",
+)
+change(
+    "finish reports what was computed",
+    "everything+state",
+    "G6 I6",
+    Publisher.finish,
+    "page = max(page, request.cached)",
+    "return request.computed // self.tree.page_size",
+)
 
 
 def _without_last_page(request: Request, part: RequestComponent, page_size: int) -> None:

@@ -47,6 +47,20 @@ listed as survived, or under a rule that it does not break, is in `tests/mutants
 
 """
 
+ENGINES = """
+## Engines with a draft layer
+
+The contract does not see which token an entry of a draft model was computed with (G5): no core and
+no component can be wrong about it, an engine can. The tests of
+[examples/draft_layer](../examples/draft_layer) compare every entry that is read, and find engines
+that
+
+- write an entry at the position of its hidden state;
+- do so, and write it anew in a page that others share when they resume behind it;
+- keep the entries of verified drafts, of hidden states of the draft model;
+- leave a page without the hidden state of its last token.
+"""
+
 COLUMNS = "| where | defect | rule named | by |\n|---|---|---|---|\n"
 
 
@@ -126,7 +140,7 @@ def written(found: list[Row], apart: list[Row]) -> str:
     lines.append(f"\n{len(found)} mutants; families named: {' '.join(families)}.\n")
     lines.append("\nUnusual components that keep the contract, and pass every clause:\n\n")
     lines += [f"- {name}\n" for name in LEGAL]
-    lines += [APART, *_listed(apart), "\n", _rates(apart)]
+    lines += [ENGINES, APART, *_listed(apart), "\n", _rates(apart)]
     return "".join(lines)
 
 

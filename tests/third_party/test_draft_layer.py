@@ -191,6 +191,17 @@ class Amending(AtItsOwnPosition):
             self.entries[self.row(request, at - 1)] = entry
 
 
+class Trusting(Engine):
+    """Keeps the entries that the draft layer wrote for drafts, from hidden states of its own."""
+
+    def write(self, request: Request, start: int, end: int) -> None:
+        super().write(request, start, end if start < request.prompt else start + 1)
+        tokens = self.tokens(request)
+        for at in range(start + 1, end):
+            if (at + 1) % self.page == 0:
+                self.hidden[self.row(request, at) // self.page] = digest(*tokens[: at + 1])
+
+
 def ran(engine: type[Engine], draft: Plugin, model: str, page_size: int, seed: int) -> Engine:
     settings = {
         "components": MODELS[model] | {"draft": {**LAYER, "hidden": 1}},
@@ -228,6 +239,14 @@ def test_entries_at_the_position_of_their_hidden_state_are_found(
 ) -> None:
     """G5: the last entry of a shared page would have the following token of one continuation."""
     assert ran(engine, draft, "full", page_size, 1).wrong > 0
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_entries_of_verified_drafts_that_are_not_written_again_are_found(
+    draft: Plugin, page_size: int
+) -> None:
+    """G5: a verified token is right, its entry is not: the model had no hidden state yet."""
+    assert ran(Trusting, draft, "full", page_size, 1).wrong > 0
 
 
 def test_the_package_keeps_every_clause_that_is_asked_of_hooks_and_pools() -> None:

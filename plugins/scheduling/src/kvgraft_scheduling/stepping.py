@@ -473,7 +473,7 @@ class Stepper:
                 self.evictor.ensure_promised(component, n, tenant, n)
 
     def _take(self, batch: Batch, fast: Ints) -> None:
-        """Slots out of the promises of requests for which nothing else is due."""
+        """Slots out of the promises of requests of one tenant for which nothing else is due."""
         self._keep_states(batch, fast)
         n_pages = batch.end[fast] - batch.first[fast]
         begins = np.flatnonzero(n_pages)
@@ -487,13 +487,6 @@ class Stepper:
         firsts, ends = first.tolist(), end.tolist()
         for request, n in zip(requests, ends):
             request.allocated = n
-        if self.shares_pools:
-            for each in range(len(requests)):
-                one = slice(each, each + 1)
-                self._take_slots(
-                    requests[one], firsts[one], ends[one], (rows[one], first[one], n_pages[one])
-                )
-            return
         self._take_slots(requests, firsts, ends, (rows, first, n_pages))
 
     def _take_slots(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError
+from kvgraft.transfers.journal import Transfer
 from kvgraft.types import Direction
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, Prefix
 from kvgraft_testing.machine.checks import (
@@ -143,6 +144,7 @@ class Bench:
             each.name for each in self.cache.mounted if each.budget_contribution is not None
         }
         self.lost_on_host = False
+        self.in_flight: list[list[Transfer]] = []
         self.mirrored = [name for name, tier in self.seen.books if tier == "host"]
 
     def _follow_moves(self, mover: Any) -> None:
@@ -262,7 +264,7 @@ class Bench:
         inserted: Adopted | None = None,
         uses: Callable[[T], Adopted | None] | None = None,
         acknowledges: bool = False,
-        by: Using | None = None,
+        by: Sequence[Using] = (),
     ) -> T:
         """Run an operation, then check the books, the changes and every byte.
 
@@ -274,8 +276,7 @@ class Bench:
             uses: called with the result, before the checks, to note uses; it may return the data
                 that the tree must have adopted.
             acknowledges: whether transfers may end meanwhile.
-            by: the namespace of what the call uses, and the retentions of its requests; None if it
-                uses nothing.
+            by: the namespaces of what the call uses, and the retentions of its requests there.
 
         Raises:
             ContractViolation: a rule is broken.
@@ -283,7 +284,7 @@ class Bench:
         """
         before = self.seen
         self.n_calls += 1
-        self.recency.settle(*by or Using())
+        self.recency.settle(by)
         if name in READS_CLOCK:
             self.read_clock()
         waited = self.engine.time_outs
@@ -385,7 +386,14 @@ class Bench:
             self.judge.fail(pair.rule, None, str(pair))
 
     def _check_deliveries(self, before: Snapshot, after: Snapshot) -> None:
-        """As long as every copy runs and HOST loses nothing, every transfer delivers (B1, R5)."""
+        """Transfers end in order, and deliver if copies run and HOST loses nothing (B1, R5)."""
+        for line in self.in_flight:
+            first = next((at for at, each in enumerate(line) if not each.ended), len(line))
+            early = sum(each.ended for each in line[first:])
+            if early:
+                said = f"{early} of {len(line)} transfers in flight ended before earlier ones"
+                self.judge.fail("B1", None, said)
+        self.in_flight = [list(line) for line in self.cache.journal.queues.values()]
         counters = self.cache.journal.counters
         self.lost_on_host = self.lost_on_host or any(
             before.held[name].host.keys() - held.host.keys() for name, held in after.held.items()

@@ -88,7 +88,7 @@ class Donations:
                 for page in range(max(boundary, live.own.based, 0))
             },
         )
-        result = bench.act(name, operation, pressure=pressure, uses=uses, by=live.using)
+        result = bench.act(name, operation, pressure=pressure, uses=uses, by=[live.using])
         if result is not False and gives:
             publishing.check(live, since_page, boundary)
         if keep_slots:
@@ -196,6 +196,16 @@ class Donations:
             lambda: self.cache.finish(live.request, self.bench.fence, hint),
         )
         self.bench.trace.outcome(f"{cached} tokens cached")
+        found = self.bench.predictor.found(self.bench.seen, live.sequence, live.computed // size)
+        self.judge.expect(
+            cached <= found.deepest * size,
+            "G6",
+            None,
+            lambda: (
+                f"finishing {live.name} cached {cached} tokens, a next request finds "
+                f"{found.deepest * size}"
+            ),
+        )
         page = max(boundary, live.cached)
         if self.bench.states:  # one that it shared before may have been evicted since
             page = self.bench.predictor.found(self.bench.seen, live.sequence, page).deepest

@@ -162,7 +162,7 @@ class Harness:
             lease,
             pressure=self._touched(sequence, limit),
             uses=self._resumed(sequence, before, limit),
-            by=Using(namespace, (term,)),
+            by=[Using(namespace, (term,))],
         )
         asked = chunk if chunk is not None else len(tokens)
         live = Live(name, request, namespace, tokens, len(tokens), reserve, asked, mark)
@@ -266,7 +266,7 @@ class Harness:
             lambda: self.cache.admit(request),
             pressure=self._touched(live.sequence, limit) if crowded else None,
             uses=renewed,
-            by=live.using,
+            by=[live.using],
         )
         bench.trace.outcome(str(decision))
         bench.counts[decision.outcome.value] += 1
@@ -322,7 +322,7 @@ class Harness:
             "load back",
             lambda: self.cache.load_back(live.request),
             pressure=Pressure(device=wanted, asks=live.namespace),
-            by=live.using,
+            by=[live.using],
         )
         live.loaded = True
         self._check_too_early(live)
@@ -375,7 +375,7 @@ class Harness:
             lambda: self.cache.restart(request),
             pressure=self._touched(live.sequence, limit),
             uses=self._resumed(live.sequence, before, limit),
-            by=live.using,
+            by=[live.using],
         )
         live.reserve = max(request.total - live.prompt, 0)
         live.chunk = request.chunk
@@ -474,6 +474,10 @@ class Harness:
             if n_own and all(self._apart(live, other) for other in lives):
                 lives.append(live)
                 n_steps = min(n_steps, n_own)
+        if any(each.namespace != lives[0].namespace for each in lives) and not self.steps.has_room(
+            lives, width * n_steps
+        ):
+            lives = [each for each in lives if each.namespace == lives[0].namespace]
         if form.has_drafts:
             lives = lives[:1]  # where more leave pages behind, evictions are not foreseen
         if len(lives) < (1 if form.has_drafts else 2):
@@ -485,13 +489,14 @@ class Harness:
         return True
 
     def _apart(self, live: Live, other: Live) -> bool:
-        """Whether two requests of a namespace have no pages of their own of the same tokens."""
+        """Whether two requests have no pages of their own of the same tokens."""
         based = min(live.own.based, other.own.based) * self.model.page_size
+        both = live.namespace == other.namespace
         same = (
             live.tuple[: based + self.model.page_size]
             == other.tuple[: based + self.model.page_size]
         )
-        return live.namespace == other.namespace and not live.cleared and not same
+        return not live.cleared and not other.cleared and not (same and both)
 
     def checkpoint(self, live: Live, *, keep_slots: bool = False) -> None:
         """Share the data computed so far; with states, slots may always be swapped."""

@@ -168,10 +168,12 @@ class Picking(Example):
         elif live in self.harness.live:
             self.harness.abort(live)
 
-    def _begin_decoding(self, prompt: tuple[int, ...], reserve: int) -> Live:
+    def _begin_decoding(
+        self, prompt: tuple[int, ...], reserve: int, namespace: object = None
+    ) -> Live:
         """A request decodes in steps, if there is room for it; no other has its last page."""
         harness = self.harness
-        live = self._begin(None, (*prompt, *harness.unseen(1)), reserve, None)
+        live = self._begin(namespace, (*prompt, *harness.unseen(1)), reserve, None)
         live.steps = True
         self._along(live, 2)
         harness.rooms.step_all()

@@ -66,7 +66,7 @@ class Recency:
         self.reserved: dict[str, dict[Prefix, int]] = {each.name: {} for each in model.components}
         """Pages in the clean reserve, with their last use when they came there."""
 
-    def settle(self, namespace: object, retentions: Iterable[Retention | None]) -> None:
+    def settle(self, uses: Iterable[tuple[object, Iterable[Retention | None]]]) -> None:
         """An operation begins: from now on its own uses are distinguished from earlier ones.
 
         Data that it uses gets the retention of its request, which is of that namespace; one of
@@ -74,12 +74,13 @@ class Recency:
         """
         self._before.clear()
         self.was_s = self.now_s
-        asked = [each for each in retentions if each is not None]
-        if asked:
-            self.clock += 1
-            self._retentions.setdefault(namespace, deque(maxlen=MOST_RETENTIONS)).extend(
-                [(self.clock, each) for each in asked]
-            )
+        for namespace, retentions in uses:
+            asked = [each for each in retentions if each is not None]
+            if asked:
+                self.clock += 1
+                self._retentions.setdefault(namespace, deque(maxlen=MOST_RETENTIONS)).extend(
+                    [(self.clock, each) for each in asked]
+                )
 
     def cleared(self, gone: Mapping[object, Gone]) -> None:
         """Namespaces were cleared: the next use of data there counts as its first."""

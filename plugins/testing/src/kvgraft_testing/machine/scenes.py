@@ -228,7 +228,7 @@ class Scenes(Picking):
         length=st.integers(0, 8),
         own=st.integers(0, 5),
         chunk=chunks,
-        apart=st.booleans(),
+        apart=st.sampled_from((False, True, False)),
         calls=st.lists(
             st.tuples(st.booleans(), st.sampled_from(TURNS)), min_size=5, max_size=14
         ).map(tuple),
@@ -278,9 +278,10 @@ class Scenes(Picking):
         form=st.sampled_from(((1, 1),) * 3 + ((2, 2), (2, 1), (4, 3))),
         crowd=st.sampled_from((True, True, False)),
         filled=st.booleans(),
+        apart=st.sampled_from((False, True, False)),
     )
     @unless_over
-    def decode_together(
+    def decode_together(  # noqa: PLR0913, PLR0917 - drawn by name
         self,
         stem: tuple[int, ...],
         length: int,
@@ -289,21 +290,27 @@ class Scenes(Picking):
         form: tuple[int, int],
         crowd: bool = False,  # noqa: FBT001, FBT002 - drawn by name
         filled: bool = False,  # noqa: FBT001, FBT002
+        apart: bool = False,  # noqa: FBT001, FBT002
     ) -> None:
         """Requests of one prompt decode in steps; between two steps one makes other calls.
 
         In a crowd they go beyond their reservations, and others are promised the remaining slots.
-        Where the pools are filled with others' data, each step makes room for all of them.
+        Where the pools are filled with others' data, each step makes room for all of them. Or
+        they are of namespaces apart, and step where room is free.
         """
         self.scenes += 1
         harness, size = self.harness, self.harness.model.page_size
         self._make_place(n_requests)
         prompt = self._grown(stem[:length])
+        crowd = crowd and not apart
         lives: list[Live] = []
         for _ in range(n_requests):
             reserve = 1 if crowd and len(lives) != 1 else size + 3
-            lives.append(self._begin_decoding(prompt, reserve))
-        if filled:
+            others = "tenant" if apart and len(lives) == 1 else None
+            lives.append(self._begin_decoding(prompt, reserve, others))
+        if apart:
+            harness.rooms.squeeze()
+        elif filled:
             self._fill()
         if crowd:
             self._promise_the_rest(stem, harness.bench.sizes.device * size)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from kvgraft.errors import LeaseError
@@ -102,7 +104,7 @@ class Steps:
 
         Each but the first notes the tokens of the one before, and takes the next ones' slots: the
         promised ones, and more where there is room. The requests have only the tree's pages in
-        common, and are in one namespace.
+        common; those of several namespaces have room without evictions.
         """
         kept: list[int] | None = None
         if form.handed:  # all the same: a key has the drafts of the pass before
@@ -125,6 +127,18 @@ class Steps:
             self._verify(live, tokens[-1], form, n_tokens)
             if n_tokens:
                 self.go_on(live, n_tokens)
+
+    def has_room(self, lives: list[Live], n_tokens: int) -> bool:
+        """Whether requests of any namespaces can take so many tokens without an eviction."""
+        wanted = Counter[str]()
+        for live in lives:
+            wanted.update(self._wanted(live, n_tokens))
+        room = self.bench.seen.room
+        return not any(each.home_is_host for each in self.bench.paged) and all(
+            n <= room(name, "device", live.namespace)
+            for name, n in wanted.items()
+            for live in lives
+        )
 
     def _step(
         self, lives: list[Live], token: int, form: Form, kept: list[int] | None
@@ -178,10 +192,18 @@ class Steps:
             lambda: self._ask(lives, token, form, kept),
             pressure=Pressure(wanted, host, unpins=notes, asks=lives[0].namespace),
             uses=opened,
-            by=Using(lives[0].namespace, tuple([live.retention for live in lives])),
+            by=[
+                Using(namespace, tuple(each.retention for each in there))
+                for namespace, there in groupby(lives, key=attrgetter("namespace"))
+            ],
         )
-        refused = {"refused in a step of several": len(step.refused)}
-        bench.counts.update({"steps of several": 1, "drafts": self.has_promised(form), **refused})
+        kinds = {
+            "steps of several": 1,
+            "steps across namespaces": len({live.namespace for live in lives}) > 1,
+            "drafts": self.has_promised(form),
+            "refused in a step of several": len(step.refused),
+        }
+        bench.counts.update(kinds)
         for at, live in enumerate(lives):
             if live.request in step.refused:
                 if live in promised:
@@ -359,7 +381,7 @@ class Steps:
             lambda: self._slots(live, n_tokens),
             pressure=pressure,
             uses=opened,
-            by=live.using,
+            by=[live.using],
         )
         if bench.resuming.matters:
             self.publishing.check(live, live.anchor, own.based)
@@ -400,7 +422,7 @@ class Steps:
             lambda: self._note(live, n_tokens, fence),
             pressure=Pressure(device={}, asks=live.namespace),
             uses=uses,
-            by=live.using,
+            by=[live.using],
         )
         for (name, tier), books in bench.seen.books.items():
             cost = self._joined(before, name, tier)
