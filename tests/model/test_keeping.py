@@ -44,10 +44,10 @@ def test_cleared_data_keeps_its_place_in_the_models_order(keeping: Keeping) -> N
     component = harness.model.components[0]
     for namespace in ("tenant", 0, None):
         recency = Recency(harness.model, keeping)
-        recency.settle(namespace, [Retention(priority=keeping.priority(namespace) or 0)])
+        recency.settle([(namespace, [Retention(priority=keeping.priority(namespace) or 0)])])
         recency.created({(namespace, (1, 2))})
         there = Gone(namespace, 1)
-        recency.settle(namespace, [])
+        recency.settle([(namespace, [])])
         was = recency.last(component, "device", ((namespace, (1, 2)),))
         recency.cleared({namespace: there})
         assert recency.last(component, "device", ((there, (1, 2)),)) == was

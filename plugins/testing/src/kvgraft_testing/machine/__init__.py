@@ -82,7 +82,7 @@ __all__ = [
 FOUND = """
     T1 T2 T3 T4 T5 T6 T7 T8 T9 T10 T11 M1 M2 M3 M4 M5 M7 M8 M9 I1 I2 I4 I6 I7 I8 I9 I10 I11 I12
     L1 L2 L3 L6 L7 E1 E2 E3 E4 E6 B1 B3 B4 B6 R1 R2 R5 R6 R7 R8 A1 A3 A5 A6 A7 A8 A9 A10 A11 A12 A13
-    S2 S3 S4 S5 S7 S9 S10 H4 H8 D1 K2 K4 K5 K6 K7 V1 V2 V3 P7 G1 G2 G3 G4
+    S2 S3 S4 S5 S7 S9 S10 H4 H8 D1 K2 K4 K5 K6 K7 V1 V2 V3 P7 G1 G2 G3 G4 G6
 """
 MACHINE_RULES = frozenset(FOUND.split())
 """The rules the machine can find broken, by its own checks or by those of the core."""
