@@ -55,10 +55,10 @@ no component can be wrong about it, an engine can. The tests of
 [examples/draft_layer](../examples/draft_layer) compare every entry that is read, and find engines
 that
 
-- write an entry at the position of its hidden state;
-- do so, and write it anew in a page that others share when they resume behind it;
-- keep the entries of verified drafts, of hidden states of the draft model;
-- leave a page without the hidden state of its last token.
+1. write an entry at the position of its hidden state;
+2. do so, and write it anew in a page that others share when they resume behind it;
+3. keep the entries of verified drafts, of hidden states of the draft model;
+4. leave a page without the hidden state of its last token.
 """
 
 COLUMNS = "| where | defect | rule named | by |\n|---|---|---|---|\n"
