@@ -49,7 +49,7 @@ change(
 change(
     "pages of drafts are shared",
     "everything",
-    "T2 I6",
+    "T2 I6 B3",
     Publisher.checkpoint,
     "page = request.computed // self.tree.page_size",
     "page = request.allocated",
