@@ -21,7 +21,9 @@ NEEDS = {
     "kvgraft_vllm.kv_events": "vllm",
     "kvgraft_vllm.manager": "vllm",
     "kvgraft_vllm.tier": "vllm",
+    "kvgraft_sglang.allocator": "sglang",
     "kvgraft_sglang.backend": "sglang",
+    "kvgraft_sglang.tree": "sglang",
     "kvgraft_accelerator.kernels": "triton",
 }
 """Modules that only an engine imports, or that an optional dependency brings."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvgraft_storage import EngineInterface
 
-__all__ = ["INTERFACE"]
+__all__ = ["INTERFACE", "TREE_INTERFACE"]
 
 INTERFACE = EngineInterface(
     adapter="kvgraft-sglang",
@@ -65,3 +65,58 @@ INTERFACE = EngineInterface(
         ),
     },
 )
+
+TREE_INTERFACE = EngineInterface(
+    adapter=INTERFACE.adapter,
+    engine=INTERFACE.engine,
+    distribution=INTERFACE.distribution,
+    oldest=INTERFACE.oldest,
+    too_new=INTERFACE.too_new,
+    signatures={
+        "BasePrefixCache.reset": ("self",),
+        "BasePrefixCache.match_prefix": ("self", "params"),
+        "BasePrefixCache.touch_prefix": ("self", "key"),
+        "BasePrefixCache.checkpoint": ("self", "req", "up_to", "kwargs"),
+        "BasePrefixCache.evict": ("self", "params"),
+        "BasePrefixCache.lock": ("self", "node"),
+        "BasePrefixCache.unlock": ("self", "lock"),
+        "BasePrefixCache.inc_lock_ref": ("self", "node"),
+        "BasePrefixCache.dec_lock_ref": ("self", "node", "params"),
+        "BasePrefixCache.path_device_indices": ("self", "node"),
+        "BasePrefixCache.free_kv_row": ("self", "kv", "ranges"),
+        "TokenToKVPoolAllocator.alloc": ("self", "need_size"),
+        "TokenToKVPoolAllocator.free": ("self", "free_index"),
+        "PagedTokenToKVPoolAllocator.alloc_extend": (
+            "self",
+            "prefix_lens",
+            "prefix_lens_cpu",
+            "seq_lens",
+            "seq_lens_cpu",
+            "last_loc",
+            "extend_num_tokens",
+            "num_new_pages",
+        ),
+        "PagedTokenToKVPoolAllocator.alloc_decode": (
+            "self",
+            "seq_lens",
+            "seq_lens_cpu",
+            "last_loc",
+        ),
+        "PagedTokenToKVPoolAllocator._release_page_ids": ("self", "page_ids"),
+        "SWATokenToKVPoolAllocator.set_full_to_swa_mapping": (
+            "self",
+            "full_indices",
+            "swa_indices",
+        ),
+        "KVCacheConfigurator._build_token_to_kv_pool_allocator": (
+            "self",
+            "sizes",
+            "token_to_kv_pool",
+            "is_dsv4_model",
+            "req_to_token_pool",
+            "token_to_kv_pool_allocator",
+        ),
+        "register_radix_cache_backend": ("name", "factory"),
+    },
+)
+"""Methods of SGLang's prefix cache and allocators that `kvgraft_sglang.tree` replaces."""

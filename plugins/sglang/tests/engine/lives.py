@@ -1,4 +1,4 @@
-"""Processes that run SGLang's HiCache over a store, one after the other."""
+"""Processes that run SGLang's HiCache over a store, or its scheduling, one after the other."""
 
 from __future__ import annotations
 
@@ -17,12 +17,17 @@ ROOT = Path(__file__).parents[4]
 
 
 class Lives:
-    """Processes that have imported SGLang: forks of one, which costs seconds once."""
+    """Processes that have imported SGLang: forks of one, which costs seconds once.
 
-    def __init__(self, errors: Path) -> None:
+    Args:
+        errors: the file that their standard error goes to.
+        module: the module beside this one that they run.
+    """
+
+    def __init__(self, errors: Path, module: str = "life") -> None:
         self._errors = errors.open("a+")
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "plugins.sglang.tests.engine.life"],
+            [sys.executable, "-W", "ignore", "-m", f"plugins.sglang.tests.engine.{module}"],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -43,10 +48,14 @@ class Lives:
         """Results of the steps of one process."""
         own = {"weights": "one", "interface_v1": 1, **extra}
         given = {"extra": own, "layout": layout, "pool": pool, "tp": tp, "storage": storage}
+        return self.ask({**given, "steps": steps})
+
+    def ask(self, given: dict[str, Any]) -> list[Any]:
+        """The list with which a process answers."""
         requests, answers = self._process.stdin, self._process.stdout
         assert requests is not None
         assert answers is not None
-        requests.write(json.dumps({**given, "steps": steps}) + "\n")
+        requests.write(json.dumps(given) + "\n")
         requests.flush()
         lines: list[str] = []
         while not lines or lines[-1].startswith("["):
