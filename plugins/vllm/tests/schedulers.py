@@ -17,7 +17,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.sampling_params import SamplingParams
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -39,6 +41,8 @@ __all__ = ["Engine", "Sizes", "Traffic", "Worker", "drafting", "drive"]
 
 VOCABULARY = 1 << 17
 MOST_STEPS = 20_000
+IMAGE_TOKENS = 1000
+"""Of images, in a step, and kept for it."""
 
 
 def sha(value: object) -> bytes:
@@ -215,6 +219,8 @@ class Engine:
             hash_block_size=sizes.block_size,
             log_stats=sizes.log_stats,
         )
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(cache_size=IMAGE_TOKENS)
+        self.scheduler.max_num_encoder_input_tokens = IMAGE_TOKENS
         self.manager: Any = self.scheduler.kv_cache_manager
         self.worker = Worker(sizes)
         self.outputs: list[Any] = []
@@ -228,7 +234,12 @@ class Engine:
         priority: int = 0,
         arrival: float = 0.0,
         salt: str | None = None,
+        images: Sequence[tuple[int, int, str]] = (),
     ) -> Request:
+        """Add a request; its images are `(offset, length, identity)`.
+
+        To the worker the tokens of an image are numbers of its own, so that it finds others wrong.
+        """
         params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
         params.update_from_generation_config({}, eos_token_id=-1)
         request = Request(
@@ -240,8 +251,18 @@ class Engine:
             priority=priority,
             cache_salt=salt,
             block_hasher=self._hasher,
+            mm_features=[
+                MultiModalFeatureSpec(
+                    None, "image", identity, PlaceholderRange(offset, length), identity
+                )
+                for offset, length, identity in images
+            ],
         )
-        self.worker.texts[name] = Text(list(prompt))
+        content = list(prompt)
+        for offset, length, identity in images:
+            seen = random.Random(identity)
+            content[offset : offset + length] = [seen.randrange(VOCABULARY) for _ in range(length)]
+        self.worker.texts[name] = Text(content)
         self.scheduler.add_request(request)
         return request
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
-from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
+from vllm.v1.core.kv_cache_utils import (
+    generate_block_hash_extra_keys,
+    maybe_convert_block_hash,
+    to_event_extra_keys,
+)
 
 from kvgraft_observe.events import Cleared, EventStream, Evicted, Stored
 from kvgraft_vllm.block_layout import BlockLayout
@@ -53,11 +57,11 @@ class KvEvents:
         for page, named in zip(event.pages.hashes, hashes):
             self._hashes[event.component, page] = named
         before = request.block_hashes[start - 1] if start else None
-        adapter, salt = request.lora_request, request.cache_salt
-        always = (adapter.lora_name,) if adapter else ()
-        keys = [always or None] * (end - start)
-        if salt and not start:
-            keys[0] = (*always, salt)
+        adapter = request.lora_request
+        keys, at = [], 0
+        for first in range(start * size, end * size, size):
+            own, at = generate_block_hash_extra_keys(request, first, first + size, at)
+            keys.append(own)
         told = {
             "block_hashes": hashes,
             "parent_block_hash": None if before is None else maybe_convert_block_hash(before),
@@ -66,7 +70,7 @@ class KvEvents:
             "lora_id": adapter.adapter_id if adapter else None,
             "lora_name": adapter.lora_name if adapter else None,
             "medium": MEDIUM,
-            "extra_keys": keys,
+            "extra_keys": to_event_extra_keys(keys),
             "session_id": getattr(request, "session_id", None),
         }
         told = {name: told[name] for name in BlockStored.__struct_fields__ if name in told}

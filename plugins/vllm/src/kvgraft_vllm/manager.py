@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -179,21 +180,21 @@ class KvgraftCacheManager(KVCacheManager):
         return max(branches, default=0) * self.layout.block_size
 
     def _new_sequence(self, request: Vllm) -> _Sequence:
-        """The record of a request; data that tokens do not identify (images) is not shared."""
-        is_shared = self.prefix_cache_lookup_enabled(request) and not (
-            request.mm_features or request.prompt_embeds is not None
-        )
+        """The record of a request; data that nothing identifies (embeddings) is not shared."""
         namespace: tuple[Any, ...] | None = None
-        if not is_shared:
-            namespace = ("private", next(self._private))
-        elif request.cache_salt or request.lora_request:
+        if request.cache_salt or request.lora_request:
             adapter = request.lora_request.lora_name if request.lora_request else None
             namespace = (request.cache_salt, adapter)
-        return _Sequence(TokenKey((), namespace), is_shared=is_shared)
+        if self.prefix_cache_lookup_enabled(request) and request.prompt_embeds is None:
+            sequence = _Sequence(TokenKey((), namespace), is_shared=True)
+            with suppress(ConfigError):  # an image of few tokens
+                _extend(sequence, request, request.num_prompt_tokens)
+                return sequence
+        return _Sequence(TokenKey((), ("private", next(self._private))), is_shared=False)
 
     def _admit(self, sequence: _Sequence, request: Vllm) -> None:
         key, n_tokens = sequence.key, request.num_tokens
-        key.extend(request.all_token_ids[key.n_tokens : n_tokens])
+        _extend(sequence, request, n_tokens)
         most = request.num_prompt_tokens + request.max_tokens - n_tokens
         reserve = min(self.settings.reserve, most) + self._n_drafts
         reserve = min(reserve, self.max_model_len - n_tokens)
@@ -304,7 +305,7 @@ class KvgraftCacheManager(KVCacheManager):
             # Drafts behind a request's last token were computed as well.
             end = min(end - request.num_in_flight_tokens, request.num_tokens)
         if key.n_tokens < end:
-            key.extend(request.all_token_ids[key.n_tokens : end])
+            _extend(sequence, request, end)
         if end > found.computed:
             self.cache.computed(found, end - found.computed)
 
@@ -447,6 +448,21 @@ MOST_EVENTS = 1 << 30
 """Most events that wait: they are taken after each call that makes some."""
 
 NO_CONNECTOR = "blocks are not given to KV connectors"
+
+
+def _extend(sequence: _Sequence, request: Vllm, end: int) -> None:
+    """Append a request's tokens before `end` to its key, and say which of them are images.
+
+    Raises:
+        ConfigError: an image has too few tokens to be told apart; nothing is appended.
+    """
+    start = sequence.key.n_tokens
+    images = []
+    for each in request.mm_features if sequence.is_shared else ():
+        first = each.mm_position.offset - start
+        if 0 <= first < end - start:
+            images.append((first, first + each.mm_position.length, each.identifier))
+    sequence.key.extend(request.all_token_ids[start:end], images)
 
 
 def _looks_back(spec: Vllm) -> LooksBack:
