@@ -15,6 +15,7 @@ from kvgraft_observe.events import EventStream
 from kvgraft_retention.lifetimes import Lifetimes, Retentions
 from kvgraft_retention.tenants import SharedLedger, TenantLedger, Tenants
 from kvgraft_scheduling.engine_slots import EngineSlots
+from kvgraft_scheduling.slot_copies import SlotCopies
 from kvgraft_scheduling.stepping import Stepper
 
 from .cores import CORES, CoreMutant
@@ -146,6 +147,14 @@ change(
     Publisher.checkpoint,
     "_kept(request, beside) if beside else None",
     "None",
+)
+change(
+    "copies that an engine has made are handed over again",
+    "everything+state",
+    "N3 M8 I7 I1 I4 T9",
+    SlotCopies.take,
+    "self._sources.clear()",
+    "pass",
 )
 change(
     "adopted slots stay the engine's as well",

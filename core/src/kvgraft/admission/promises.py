@@ -150,8 +150,9 @@ class Budget:
         shortages = self._shortages(request)
         if not shortages:
             return _ADMITTED
-        never = self._never(request, shortages)
+        never = None if request.fits else self._never(request, shortages)
         if never is None:
+            request.fits = not request.needs_load_back
             return Decision(Outcome.DEFERRED, shortages)
         wanted = request.checkpoints
         if wanted and self._lacks_states(never):
@@ -261,17 +262,13 @@ class Budget:
         """The shortages that would remain in a cache holding nothing but the request's prefix."""
         found: list[Shortage] = []
         for shortage in shortages:
-            pinned = 0
-            component = self.tree.by_name[shortage.component]
-            if shortage.pool == "device":
-                pinned = _own_slots(request, component, host=False)
-            elif shortage.pool == "host":
-                pinned = _own_slots(request, component, host=True)
-            if shortage.needed + pinned <= shortage.capacity or (
-                shortage.pool == "device" and self._could_move(request, component)
-            ):
+            component, pool = self.tree.by_name[shortage.component], shortage.pool
+            is_trees = pool in ("device", "host")
+            pinned = _own_slots(request, component, host=pool == "host") if is_trees else 0
+            if shortage.needed + pinned <= shortage.capacity:
                 continue
-            found.append(shortage)
+            if pool != "device" or not self._could_move(request, component):
+                found.append(shortage)
         return tuple(found)
 
     def _could_move(self, request: Request, component: TreeComponent) -> bool:
@@ -292,9 +289,8 @@ class Budget:
         """Promise an admitted request the demand it was decided on, and its private slots."""
         if request.points_left_out is not None:
             self.points.skip_left_out(request)
-        anchor = request.receipt.anchor
-        if anchor.points:
-            self.points.used_at(anchor)
+        if request.receipt.anchor.points:
+            self.points.used_at(request.receipt.anchor)
         for part in request.components:
             demand, load = part.demand, part.host_slots
             peak = demand.now + demand.later - load

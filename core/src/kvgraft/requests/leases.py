@@ -254,7 +254,7 @@ def begin_at(lease: Lease, request: Request, tree: Tree) -> None:
     request.storage_tokens = max(0, fetched) * tree.page_size
     request.allocated = request.cached = request.last_point = request.last_left = found.anchor
     request.left, request.points_left_out, request.published = NO_PAGES, None, False
-    request.waits = []
+    request.waits, request.fits = [], False
     mine: list[RequestComponent] = []
     states: list[RequestState] = []
     bounded: list[RequestComponent] = []

@@ -90,6 +90,7 @@ class Request:
         device_tokens: how much of that can be resumed from DEVICE alone.
         storage_tokens: how much of it STORAGE brought back for this request and only HOST has.
         fetched: the pages that its prefetch made resumable.
+        fits: whether it was deferred, and its pins stay as they are: others must end (N4).
         components: its part of every component, in the tree's order; a lease makes them anew.
         state_components: those of state components.
         bounded_components: those of paged components that do not need every page.
@@ -147,6 +148,7 @@ class Request:
         "device_tokens",
         "draft_pages",
         "fetched",
+        "fits",
         "hint",
         "keeps_decoded",
         "key",
@@ -217,6 +219,7 @@ class Request:
         self.state_components: Sequence[RequestState]
         self.bounded_components: Sequence[RequestComponent]
         self.waits: list[Transfer]
+        self.fits: bool
         self.checkpoints: list[int]
         self.points: dict[int, PointKind]
         self.points_left_out: LeftOut | None

@@ -4,6 +4,7 @@ stepping       one step of all running requests, between two passes of the model
 rows           their page tables and lengths, as attention kernels index them, and how far each goes
                before a step has more to do than to count its tokens
 device_tables  the same tables and lengths on a device
+slot_copies    copies within a pool that the engine makes, composed
 engine_slots   slots that an engine takes and fills before a request adopts them
 trees          drafts with several candidates for a position
 pending        pages that a running request computes and a waiting one could resume from
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvgraft_scheduling.device_tables import DeviceTables
     from kvgraft_scheduling.engine_slots import EngineSlots
+    from kvgraft_scheduling.slot_copies import SlotCopies
     from kvgraft_scheduling.trees import Moves, Subtree, best_subtree, moves_of_accepted, tree_mask
     from kvgraft_scheduling.waiting import WaitingPlace, WaitingQueue
 
@@ -26,6 +28,7 @@ _LAZY = {
     "DeviceTables": "device_tables",
     "EngineSlots": "engine_slots",
     "Moves": "trees",
+    "SlotCopies": "slot_copies",
     "Subtree": "trees",
     "WaitingPlace": "waiting",
     "WaitingQueue": "waiting",
@@ -39,6 +42,7 @@ __all__ = [
     "DeviceTables",
     "EngineSlots",
     "Moves",
+    "SlotCopies",
     "Subtree",
     "WaitingPlace",
     "WaitingQueue",

@@ -26,7 +26,13 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     TreeLock,
 )
 from sglang.srt.mem_cache.unified_cache.component_type import ComponentType
-from sglang.srt.runtime_context import get_disagg, get_memory, get_parallel, get_spec
+from sglang.srt.runtime_context import (
+    get_disagg,
+    get_memory,
+    get_parallel,
+    get_schedule,
+    get_spec,
+)
 
 from kvgraft import Cache, ConfigError, Request, TokenKey
 from kvgraft.policies import Hint
@@ -416,6 +422,7 @@ def refusals(context: Sglang) -> list[str]:
         "KV cache events": params.enable_kv_cache_events,
         "sessions in the radix cache": params.enable_session_radix_cache,
         "SGLang's eviction policies (set KVGRAFT_SGLANG)": params.eviction_policy != "lru",
+        "the schedule policy dfs-weight": get_schedule().schedule_policy == "dfs-weight",
         "LMCache, FlexKV and external linkers": memory.enable_lmcache
         or memory.enable_flexkv
         or memory.enable_unified_cache_external_linker,

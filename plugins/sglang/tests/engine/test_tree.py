@@ -101,6 +101,7 @@ def test_the_checks_of_these_scenes_find(scenes: Lives, defect: str, said: str) 
         ({"enable_hierarchical_cache": True}, "HiCache (--enable-hierarchical-cache)"),
         ({"disaggregation_mode": "prefill"}, "prefill and decode apart"),
         ({"radix_eviction_policy": "lfu"}, "SGLang's eviction policies (set KVGRAFT_SGLANG)"),
+        ({"schedule_policy": "dfs-weight"}, "the schedule policy dfs-weight"),
         ({"speculative_algorithm": "NGRAM"}, "speculative decoding"),
     ],
 )

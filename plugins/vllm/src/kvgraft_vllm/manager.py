@@ -389,7 +389,7 @@ class KvgraftCacheManager(KVCacheManager):
             n_moves = sum(arena.moves for arena in self.cache.arenas.by_tier.values())
             self.changes += n_moves - self._n_moves
             self._n_moves = n_moves
-        pairs = [pair for each in self._copies for pair in each.take()]
+        pairs = [pair for each in self._copies for pair in each.pairs()]
         return [KVCacheBlockCopy(*pair) for pair in pairs], []
 
     @property

@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import inf
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+import torch
+
 from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError
+from kvgraft.pools import DevicePool
 from kvgraft.transfers.journal import Transfer
 from kvgraft.types import Direction
+from kvgraft_scheduling.slot_copies import SlotCopies
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, Prefix
 from kvgraft_testing.machine.checks import (
     Gains,
@@ -146,6 +152,18 @@ class Bench:
         self.lost_on_host = False
         self.in_flight: list[list[Transfer]] = []
         self.mirrored = [name for name, tier in self.seen.books if tier == "host"]
+
+    @cached_property
+    def copies(self) -> list[tuple[DevicePool, SlotCopies]]:
+        """Pools whose copies the engine makes behind each call, all at once (N3).
+
+        In every second cache; not where bytes are compared, or a call waits for them, before.
+        """
+        checked = isinstance(self.engine, PromptedStreamEngine) or self.cache.guard is not None
+        if checked or self.write_back or self.sizes.device % 2:
+            return []
+        pools = [each.component.device for each in self.cache.mounted]
+        return [(pool, SlotCopies(pool)) for pool in pools]
 
     def _follow_moves(self, mover: Any) -> None:
         """Data that moves is followed here, too, besides by the guard."""
@@ -367,6 +385,10 @@ class Bench:
         if failed is not None:
             self.judge.refuse(failed, name)
             raise Stopped from failed
+        for pool, copies in self.copies:
+            sources, targets = (torch.from_numpy(each.astype(np.int64)) for each in copies.take())
+            for lanes in pool.lanes:
+                lanes[targets] = lanes[sources]
         for call in self.calls:
             if call.error is not None:
                 # A backup that cannot be built is given up; the core only logs it.

@@ -32,8 +32,10 @@ LEASE = frozenset(
 
 def plain(request: Request) -> dict[str, Any]:
     """All fields and slots of a request, as comparable values."""
-    # a row of the page tables holds nothing, and a refused step may have read where keys were cut
-    own = [name for name in fields_of(Request) if not name.endswith(("components", "row", "cuts"))]
+    # a row of the page tables holds nothing, a refused step may have read where keys were cut, and
+    # a deferred request remembers that it fits
+    left_out = ("components", "row", "cuts", "fits")
+    own = [name for name in fields_of(Request) if not name.endswith(left_out)]
     fields = {name: _plain(getattr(request, name)) for name in own}
     for name in dict.fromkeys(("runs", *fields_of(RequestComponent), *fields_of(RequestState))):
         # the demand is the last decision's; of its pages `runs` has all
