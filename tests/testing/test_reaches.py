@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+import kvgraft_swa.plugin
 from kvgraft import (
     Cache,
     CacheConfig,
     ChunkedLocal,
+    Component,
     ConfigError,
     ContractViolation,
     Everything,
     GuardMode,
     Leading,
+    LockQuery,
     Reach,
     Span,
     Term,
     TokenKey,
     Trailing,
+    hookimpl,
 )
 from kvgraft.packages.registry import Plugin, load_plugin
 from kvgraft_testing import Status, check_component
@@ -333,3 +339,26 @@ def test_at_a_chunks_end_nothing_of_a_local_chunk_is_missing() -> None:
         cache.abort(found)
     finally:
         cache.close()
+
+
+def short_once_it_slides(component: Component, query: LockQuery) -> list[Span]:
+    """A pin of a window, a page short where pages lie before it."""
+    width = -(-int(component.reach.width_tokens) // query.page_size)
+    first = max(0, query.boundary - width)
+    return [Span(first + bool(first), query.boundary)] if query.boundary else []
+
+
+@pytest.mark.parametrize("given", [{}, {"window": 4096}])
+def test_a_reach_that_is_long_by_default_ends_within_the_state_machines_sequences(
+    given: dict[str, Any],
+) -> None:
+    """Also at its default length; a length that is given stays."""
+    package = SimpleNamespace(
+        declare_component=kvgraft_swa.plugin.declare_component,
+        create_component=kvgraft_swa.plugin.create_component,
+        acquire_component_lock=hookimpl(short_once_it_slides),
+        release_component_lock=hookimpl(lambda component, segment: None),
+    )
+    bad = Subject(load_plugin("swa", package), given, PROFILES["dev"])
+    assert bad.narrow == {"window": 5} | given
+    assert (bad.drive(frozenset()).violation is None) == bool(given)

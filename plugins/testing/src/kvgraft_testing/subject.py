@@ -13,7 +13,13 @@ from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, WritePolicy
 from kvgraft.contract import COPY_ON_WRITE, HOST_MIRROR
 from kvgraft.devices import SIMULATED, torch_device
-from kvgraft.errors import ConfigError, ContractViolation, PluginError, TransferError
+from kvgraft.errors import (
+    ConfigError,
+    ContractViolation,
+    KvgraftError,
+    PluginError,
+    TransferError,
+)
 from kvgraft.packages.dispatch import Mounted, mount, parse_options
 from kvgraft.packages.registry import Plugin
 from kvgraft.pools import BuildContext
@@ -40,6 +46,12 @@ __all__ = ["PAGE_SIZES", "Subject"]
 
 PAGE_SIZES = (1, 2, 4)
 """Page sizes, in tokens, at which components are tested, if they accept them."""
+
+SHORT = 16
+"""Tokens of a reach that sequences of the state machine are longer than."""
+
+NARROW = (5, 8, 16, 64)
+"""Tokens that a longer reach is cut to, the first that the component accepts."""
 
 DAY_S = 86_400
 
@@ -389,7 +401,42 @@ class Subject:
             harness.close()
 
     def _setups(self) -> list[Setup]:
-        return setups_for(self.plugin, self.options, alone=self.reach.ends_at_boundary)
+        options = self._options if self.narrow != self.options else self.options
+        return setups_for(self.plugin, options, alone=self.reach.ends_at_boundary)
+
+    def _options(self, sizes: Sizes) -> Mapping[str, Any]:
+        """As given with the smallest pages, else those of a short reach."""
+        smallest = len(self.page_sizes) > 1 and sizes.page_size == min(self.page_sizes)
+        return self.options if smallest else self.narrow
+
+    @cached_property
+    def narrow(self) -> dict[str, Any]:
+        """The options with a reach that ends within some pages, if it is longer by default.
+
+        Whole numbers that were not given are made small, of those that the reach depends on.
+        """
+        narrow, width = self.options, self.reach.width_tokens
+        for name, field in self.plugin.declaration.options.model_fields.items():
+            given = name in self.options or type(field.default) is not int
+            if given or field.default <= SHORT or not SHORT < width < math.inf:
+                continue
+            for tokens in NARROW:
+                found = self._width_with({**narrow, name: tokens})
+                if found is not None and found < width:
+                    narrow, width = {**narrow, name: tokens}, found
+                if found is not None:
+                    break
+        return narrow
+
+    def _width_with(self, options: dict[str, Any]) -> float | None:
+        """Tokens of the reach with some options; None if it refuses them."""
+        try:
+            return max(
+                self._mount(options, self._context(size, 16, 16)).component.reach.width_tokens
+                for size in self.page_sizes
+            )
+        except KvgraftError:
+            return None
 
 
 def _serve(harness: Harness, tokens: tuple[int, ...]) -> None:

@@ -100,7 +100,7 @@ class Bench:
     def __init__(self, setup: Setup, sizes: Sizes, judge: Judge) -> None:
         self.setup, self.sizes, self.judge = setup, sizes, judge
         self.trace = Trace()
-        self.trace.call(f"open {sizes} with {', '.join(setup.options)}")
+        self.trace.call(f"open {sizes} with {', '.join(setup.shown(sizes))}")
         self.engine = engine_for(setup.device)
         self.hooks = Hooks()
         self.n_calls = 0

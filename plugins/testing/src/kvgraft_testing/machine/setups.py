@@ -72,6 +72,13 @@ class Setup:
     guarded: bool = False
     drawn: bool = False
 
+    def shown(self, sizes: Sizes) -> list[str]:
+        """The components by name, with options that depend on the sizes."""
+        return [
+            f"{name} {dict(options(sizes))}" if callable(options) and options(sizes) else name
+            for name, options in self.options.items()
+        ]
+
 
 TENANTS: Mapping[str, Mapping[str, Any]] = {
     "a": {"namespaces": ["tenant"], "guarantee": 0.4, "weight": 2},
@@ -136,7 +143,7 @@ def setup_for(
 
 
 def setups_for(
-    plugin: str | Plugin, options: Mapping[str, Any] | None = None, *, alone: bool = True
+    plugin: str | Plugin, options: Options | None = None, *, alone: bool = True
 ) -> list[Setup]:
     """One component in all companies: alone, beside one other kind, beside three.
 
