@@ -110,6 +110,27 @@ def test_prompts_share_cache_unless_their_salts_differ(inside: Inside) -> None:
     assert [cached(prompt_cache_key="a"), cached(prompt_cache_key="b")] == [192, 192]
 
 
+def test_data_that_hints_retain_outlasts_that_of_later_requests(model: Any) -> None:
+    """The envelope is vLLM's and SGLang's; without it the same data has left."""
+    retain = {
+        "action_id": "1",
+        "action_type": "kv.retain",
+        "action_version": "1.0",
+        "payload": {"priority": 2, "ttl_seconds": 600},
+    }
+    hints = {"protocol_version": "0.1", "message_id": "1", "actions": [retain]}
+    found = []
+    for given in (hints, None):
+        with serve_inside(model, device_tokens=1024, policy="lru") as inside:
+            prompts = [[number, *range(100, 300)] for number in range(3, 13)]
+            inside.complete(prompts[0], max_tokens=1, kv_hints=given)
+            for prompt in prompts[1:]:
+                inside.complete(prompt, max_tokens=1)
+            usage = inside.complete(prompts[0], max_tokens=1)["usage"]
+            found.append(usage["prompt_tokens_details"]["cached_tokens"])
+    assert found == [192, 0]
+
+
 def test_log_probabilities_of_a_completion_are_the_models(
     inside: Inside, model: Any, prompt: list[int]
 ) -> None:
@@ -293,6 +314,8 @@ def test_arguments_of_the_tokenizer_are_no_variables_of_a_template(name: str) ->
         ("completions", {"cache_salt": ""}, "cache_salt", "give text of 1 or more characters"),
         ("completions", {"cache_salt": 5}, "cache_salt", "give text"),
         ("completions", {"priority": 0.5}, "priority", "give a whole number"),
+        ("completions", {"kv_hints": "retain"}, "kv_hints", "give an object"),
+        ("completions", {"kv_hints": {"actions": [{}]}}, "kv_hints", "without 'action_type'"),
         ("completions", {"priority": 1e99}, "priority", "priority=1e+99: give a smaller number"),
         ("chat/completions", {"messages": []}, "messages", "messages=[]: give 1 or more"),
         ("completions", {"logprobs": 21}, "logprobs", "give 20 or less"),

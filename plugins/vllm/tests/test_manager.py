@@ -35,6 +35,7 @@ from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec
+from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 
 from kvgraft import ConfigError, GuardMode, TokenKey
 from kvgraft_vllm.block_layout import STATE
@@ -477,6 +478,26 @@ def test_images_that_share_data_anyway_are_caught(
         engine.add(identity, [77] * 40, max_tokens=2, images=[(0, 40, identity)])
         found = serve(engine)
     assert found.wrong > 0
+
+
+def test_what_hints_retain_outlasts_later_requests_and_wrong_hints_are_ignored(
+    put: Put, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(SETTINGS)
+    hits = []
+    for payload in ({"priority": 2}, {"priority": "much"}):
+        engine = Engine(FULL)
+        action = KvHintAction("1", "kv.retain", "1.0", payload)
+        for name in ("first", *"abcdefghij", "again"):
+            start = ord(name[-1]) if len(name) == 1 else 7
+            request = engine.add(name, range(start * 100, start * 100 + 40), max_tokens=2)
+            if name == "first":
+                request.kv_hints = KvHintsEnvelope("0.1", "m", [action])
+            before = engine.worker.stats.hits
+            assert serve(engine).wrong == 0
+        hits.append(engine.worker.stats.hits - before)
+    assert hits == [36, 0]
+    assert "request first: kv_hints: kv.retain: priority 'much'" in caplog.text
 
 
 def test_nothing_is_hit_after_a_reset(put: Put) -> None:

@@ -5,6 +5,7 @@ tenants     tenants their shares of every pool, and which of them loses data for
 pins        prefixes that stay until they are unpinned, within a share of every pool
 lifetimes   priorities and times to live
 clearing    namespaces whose data is forgotten
+kv_hints    the hints that vLLM and SGLang carry with a request
 stats       counts of tenants and pins
 """
 

@@ -26,6 +26,29 @@ FEWEST_RETENTIONS: Final = 1024
 """Uses with retentions from which on those without data are forgotten."""
 
 
+def expect_priority(call: str, priority: object) -> None:
+    """Refuse a priority that is none.
+
+    Raises:
+        ConfigError: it is no whole number, or too large.
+    """
+    if type(priority) is not int or abs(priority) > MOST_PRIORITY:
+        raise ConfigError(
+            f"{call}: priority {priority!r:.40}; give a whole number from -{MOST_PRIORITY} to "
+            f"{MOST_PRIORITY}"
+        )
+
+
+def expect_ttl(name: str, ttl_s: Any) -> None:
+    """Refuse a time to live that is none.
+
+    Raises:
+        ConfigError: it is no number of seconds, below 0 or too large.
+    """
+    if type(ttl_s) not in (int, float) or not 0 <= ttl_s <= MOST_TTL_S:
+        raise ConfigError(f"{name} {ttl_s!r:.70}; give seconds, 0 or more")
+
+
 class Retention(NamedTuple):
     """How long a use's data is to be kept, against other data.
 
@@ -170,15 +193,10 @@ class Retentions:
         """
         wanted = request.requested_retention or RequestedRetention()
         if priority is not None:
-            if type(priority) is not int or abs(priority) > MOST_PRIORITY:
-                raise ConfigError(
-                    f"{call}: priority {priority!r:.40}; give a whole number from "
-                    f"-{MOST_PRIORITY} to {MOST_PRIORITY}"
-                )
+            expect_priority(call, priority)
             wanted = wanted._replace(priority=priority)
         if ttl_s is not None:
-            if type(ttl_s) not in (int, float) or not 0 <= ttl_s <= MOST_TTL_S:
-                raise ConfigError(f"{call}: ttl_s {ttl_s!r:.70}; give seconds, 0 or more")
+            expect_ttl(f"{call}: ttl_s", ttl_s)
             wanted = wanted._replace(ttl_s=float(ttl_s))
         request.requested_retention = wanted
 

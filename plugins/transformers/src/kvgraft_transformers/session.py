@@ -9,9 +9,9 @@ forward pass in it, aborts it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Any
 
 from kvgraft import Decision, KvgraftError, LeaseError, Outcome, TokenKey
 from kvgraft_hisparse.hot_buffer import HotBuffer, SwapStatistics
@@ -39,6 +39,7 @@ class Session:
         limit_tokens: its greatest length; by default only memory limits it.
         max_deferrals: how many calls of `admit` may defer it while another session computes its
             prefix.
+        hints: the arguments `hint`, `priority` and `ttl_s` of `Cache.begin`.
 
     Attributes:
         request: the core's request.
@@ -59,6 +60,7 @@ class Session:
         resume_at: int | Sequence[int] | None = (),
         limit_tokens: int | None = None,
         max_deferrals: int = 0,
+        hints: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.memory = memory
         self.key = key
@@ -73,6 +75,7 @@ class Session:
             prefetch=prefetch,
             resume_at=[*repeat, *positions(resume_at)],
             max_deferrals=max_deferrals,
+            **hints,
         )
         self._hot: list[HotBuffer] = []
         self._cache: SessionCache | None = None

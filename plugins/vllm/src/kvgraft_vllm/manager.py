@@ -32,6 +32,7 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft_retention.kv_hints import arguments_of
 from kvgraft_vllm.block_copies import BlockCopies
 from kvgraft_vllm.block_layout import NULL_BLOCK, STATE, BlockLayout, BlockRange, LooksBack, lay_out
 from kvgraft_vllm.interface import MANAGER_INTERFACE
@@ -203,6 +204,7 @@ class KvgraftCacheManager(KVCacheManager):
             reserve=max(0, reserve),
             chunk=min(self.chunk, n_tokens),
             max_deferrals=int(self._is_bounded and sequence.is_shared and not sequence.waited),
+            **_hinted(request),
         )
         decision = self.cache.admit(found)
         sequence.waited = sequence.waited or decision.pending is not None
@@ -448,6 +450,15 @@ MOST_EVENTS = 1 << 30
 """Most events that wait: they are taken after each call that makes some."""
 
 NO_CONNECTOR = "blocks are not given to KV connectors"
+
+
+def _hinted(request: Vllm) -> dict[str, Any]:
+    """Arguments of `Cache.begin` that a request's KV hints ask for; wrong hints are ignored."""
+    try:
+        return arguments_of(request.kv_hints)
+    except ConfigError as error:
+        logger.warning("request %s: %s", request.request_id, error)
+        return {}
 
 
 def _extend(sequence: _Sequence, request: Vllm, end: int) -> None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvgraft import Decision, Prefetch, TokenKey
 from kvgraft_scheduling import WaitingPlace
@@ -46,6 +46,7 @@ class GenerationRequest:
         constraint: decides which tokens are allowed, for this request only.
         resume_at: tokens of the prompt after which other requests will differ, such as the end of a
             system prompt; they resume there from the second one on.
+        hints: how its data is kept: the arguments `hint`, `priority` and `ttl_s` of `Cache.begin`.
     """
 
     tokens: Sequence[int]
@@ -57,6 +58,7 @@ class GenerationRequest:
     resume_at: int | Sequence[int] | None = ()
     priority: int = 0
     constraint: Constraint | None = None
+    hints: Mapping[str, Any] = field(default_factory=dict)
 
 
 class NewToken(NamedTuple):

@@ -284,6 +284,7 @@ class Schedule:
             prefetch=prefetch,
             resume_at=generation.request.resume_at,
             max_deferrals=max_deferrals,
+            hints=generation.request.hints,
         )
 
     def _note_hit(self, generation: Generation, session: Session) -> None:

@@ -23,6 +23,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from kvgraft_retention.kv_hints import arguments_of
 from kvgraft_transformers import serving
 from kvgraft_transformers.engine import GenerationRequest
 from kvgraft_transformers.serving.answers import Answers, Piece
@@ -317,6 +318,7 @@ class _Endpoints:
                 namespace=asked.cache_salt,
                 resume_at=(*asked.resume_at, *resume_at),
                 priority=asked.priority,
+                hints=arguments_of(asked.kv_hints),
             )
             for prompt in prompts
             for index in range(asked.n)

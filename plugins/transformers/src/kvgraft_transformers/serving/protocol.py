@@ -21,8 +21,9 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from kvgraft import SettingsModel
+from kvgraft import ConfigError, SettingsModel
 from kvgraft.refusals import wanted
+from kvgraft_retention.kv_hints import arguments_of
 from kvgraft_transformers.engine.sampling import Sampling
 
 __all__ = [
@@ -153,6 +154,7 @@ class _Request(SettingsModel):
         response_format: text, any JSON object, or JSON that follows a schema.
         resume_at: in neither API: tokens of the prompt after which other prompts will differ; one
             position or several.
+        kv_hints: vLLM's and SGLang's envelope of hints, see `kvgraft_retention.kv_hints`.
     """
 
     model: str
@@ -174,6 +176,7 @@ class _Request(SettingsModel):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: int = 0
     resume_at: list[Annotated[StrictInt, Field(ge=0)]] = Field(default=[])
+    kv_hints: dict[str, Any] | None = None
 
     @field_validator(
         *("temperature", "top_p", "top_k", "min_p", "n", "stream", "stop", "resume_at"),
@@ -194,6 +197,15 @@ class _Request(SettingsModel):
     @classmethod
     def _one_position_is_a_list(cls, value: object) -> object:
         return [value] if isinstance(value, int) else value
+
+    @field_validator("kv_hints")
+    @classmethod
+    def _known_hints_are_possible(cls, value: dict[str, Any] | None) -> dict[str, Any] | None:
+        try:
+            arguments_of(value)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return value
 
     def sampling(self, index: int) -> Sampling:
         """The sampling of the answer with this number."""
