@@ -166,7 +166,7 @@ test-%-files: setup
 	  "`sed -n 's/^ERROR: //p' $(FILES).log | tail -n 1`"; fi
 
 test-vllm-files: FILES := $(VLLM_FILES)
-VLLM_TESTS := plugins/vllm/tests/test_tier.py plugins/vllm/tests/test_manager.py plugins/vllm/tests/test_scheduling.py plugins/observe/tests/test_vllm_decoder.py
+VLLM_TESTS := plugins/vllm/tests/test_tier.py plugins/vllm/tests/test_manager.py plugins/vllm/tests/test_scheduling.py plugins/vllm/tests/test_planted_faults.py plugins/observe/tests/test_vllm_decoder.py
 test-vllm-files: TESTS := $(VLLM_TESTS)
 test-sglang-files: FILES := $(SGLANG)
 test-sglang-files: TESTS := plugins/sglang/tests/engine

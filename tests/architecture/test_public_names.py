@@ -24,6 +24,8 @@ NEEDS = {
     "kvgraft_sglang.allocator": "sglang",
     "kvgraft_sglang.backend": "sglang",
     "kvgraft_sglang.tree": "sglang",
+    "kvgraft_testing.tiers.sglang": "sglang",
+    "kvgraft_testing.tiers.vllm": "vllm",
     "kvgraft_accelerator.kernels": "triton",
 }
 """Modules that only an engine imports, or that an optional dependency brings."""

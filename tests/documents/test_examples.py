@@ -33,6 +33,7 @@ LEFT_OUT = {
     ".venv/bin/pip install ": "takes packages from an index",
     ".venv/bin/pre-commit install": "changes the clone that it is run in",
     "HATCH_BUILD_HOOK_ENABLE_CUSTOM=1 pip wheel ": "takes packages from an index, minutes",
+    "kvgraft check-tier ": "needs engines and packages of others; tests of both run the suite",
     "kvgraft plan trace.jsonl.gz --model config.json ": "files of the reader's",
     "kvgraft serve MODEL": "a checkpoint of the reader's",
     "curl ": "asks a server; its own tests ask it the same",

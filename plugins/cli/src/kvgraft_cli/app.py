@@ -30,6 +30,7 @@ REPLAY = (*PARTS["density"], *PARTS["guard"], *PARTS["sizes"], "plugins/replay")
 
 ADDED_BY = {
     "check": PARTS["simulated"],
+    "check-tier": PARTS["simulated"],
     "new-component": PARTS["simulated"],
     "new-policy": PARTS["simulated"],
     "plan": REPLAY,

@@ -37,7 +37,7 @@ import time
 from queue import Empty
 from typing import Any
 
-from plugins.sglang.tests.engine import stand_ins
+from kvgraft_testing.tiers import stand_ins
 
 stand_ins.install()
 

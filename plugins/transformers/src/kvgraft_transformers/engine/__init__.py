@@ -22,7 +22,7 @@ from kvgraft_transformers.engine.generation import (
     GenerationRequest,
     NewToken,
 )
-from kvgraft_transformers.engine.latencies import Histogram, Latencies
+from kvgraft_transformers.engine.latencies import Latencies
 from kvgraft_transformers.engine.sampling import (
     Choice,
     Constraint,
@@ -42,7 +42,6 @@ __all__ = [
     "FinishReason",
     "Generation",
     "GenerationRequest",
-    "Histogram",
     "Latencies",
     "NewToken",
     "PromptLookup",

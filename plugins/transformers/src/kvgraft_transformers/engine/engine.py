@@ -206,7 +206,7 @@ class Engine:
         It finishes as `STOP`, and its computed data stays cached. Nothing if it has ended.
         """
         if generation.finish is None and self._finish(generation, FinishReason.STOP):
-            self.latencies.whole.record(self._clock() - generation.submitted_at)
+            self.latencies.whole.observe(self._clock() - generation.submitted_at)
 
     @property
     def idle(self) -> bool:
@@ -460,11 +460,11 @@ class Engine:
         """Record the latencies of a new token."""
         now, before, latencies = self._clock(), generation.token_at, self.latencies
         if before is None:
-            latencies.first_token.record(now - generation.submitted_at)
+            latencies.first_token.observe(now - generation.submitted_at)
         else:
-            latencies.between_tokens.record(now - before)
+            latencies.between_tokens.observe(now - before)
         if finish is not None:
-            latencies.whole.record(now - generation.submitted_at)
+            latencies.whole.observe(now - generation.submitted_at)
         generation.token_at = now
 
     def _fail(self, generation: Generation, error: Exception) -> None:

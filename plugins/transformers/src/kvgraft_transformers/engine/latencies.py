@@ -1,11 +1,13 @@
-"""Latencies of requests, as histograms that a scraper can read at any time."""
+"""Latencies of requests, as Prometheus histograms that a scraper can read at any time."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from itertools import accumulate
+from collections.abc import Iterator
 
-__all__ = ["BOUNDS_S", "Histogram", "Latencies"]
+from prometheus_client import Histogram, Metric
+from prometheus_client.registry import Collector
+
+__all__ = ["BOUNDS_S", "Latencies"]
 
 BOUNDS_S = (
     *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
@@ -14,38 +16,10 @@ BOUNDS_S = (
 """Upper bounds of the buckets, in seconds; the last bucket has none."""
 
 
-class Histogram:
-    """Counts durations by bucket. One thread records, any thread may read.
+class Latencies(Collector):
+    """Durations of an engine's requests, in seconds; `observe` counts one.
 
-    Attributes:
-        counts: durations per bucket, not cumulative; one more than there are bounds.
-        total_s: sum of the durations, in seconds.
-    """
-
-    __slots__ = ("counts", "total_s")
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(BOUNDS_S) + 1)
-        self.total_s = 0.0
-
-    def record(self, seconds: float) -> None:
-        """Count a duration."""
-        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
-        self.total_s += seconds
-
-    @property
-    def n(self) -> int:
-        """Number of durations."""
-        return sum(self.counts)
-
-    def cumulative(self) -> list[tuple[str, float]]:
-        """Cumulative buckets, as in Prometheus: each bound with the durations at or below it."""
-        bounds = [*map(str, BOUNDS_S), "+Inf"]
-        return list(zip(bounds, map(float, accumulate(self.counts))))
-
-
-class Latencies:
-    """Durations of an engine's requests, in seconds.
+    The names are vLLM's, which has none for load-backs.
 
     Attributes:
         queue: from `submit` until a request is admitted for the first time; the wait for storage
@@ -58,8 +32,25 @@ class Latencies:
     """
 
     def __init__(self) -> None:
-        self.queue = Histogram()
-        self.load_back = Histogram()
-        self.first_token = Histogram()
-        self.between_tokens = Histogram()
-        self.whole = Histogram()
+        self.queue = _histogram(
+            "request_queue_time_seconds", "from a request to its first admission"
+        )
+        self.load_back = _histogram(
+            "load_back_time_seconds", "from an admission to the arrival of its host data"
+        )
+        self.first_token = _histogram(
+            "time_to_first_token_seconds", "from a request to its first token"
+        )
+        self.between_tokens = _histogram(
+            "inter_token_latency_seconds", "from a token to the request's next one"
+        )
+        self.whole = _histogram("e2e_request_latency_seconds", "from a request to its last token")
+
+    def collect(self) -> Iterator[Metric]:
+        """All of them, for a registry of Prometheus."""
+        for each in vars(self).values():
+            yield from each.collect()
+
+
+def _histogram(name: str, text: str) -> Histogram:
+    return Histogram(f"kvgraft_{name}", f"seconds {text}", buckets=BOUNDS_S, registry=None)

@@ -250,7 +250,7 @@ class Schedule:
         now = generation.loading_since = self._clock()
         if not generation.was_admitted:
             generation.was_admitted = True
-            self._latencies.queue.record(now - generation.submitted_at)
+            self._latencies.queue.observe(now - generation.submitted_at)
         self.totals.admissions += 1
         self.loading.append(generation)
 
@@ -329,7 +329,7 @@ class Schedule:
             if generation.decision is not None and generation.decision.admitted:
                 self._note_hit(generation, session)
                 if session.request.waits:
-                    self._latencies.load_back.record(self._clock() - generation.loading_since)
+                    self._latencies.load_back.observe(self._clock() - generation.loading_since)
                 self.running.append(generation)
             else:
                 self._give_back(generation)

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from kvgraft_observe.prometheus import CacheCollector
@@ -38,16 +33,6 @@ COUNTERS = {
 }
 
 
-LATENCIES = {
-    "time_to_first_token_seconds": ("first_token", "from a request to its first token"),
-    "inter_token_latency_seconds": ("between_tokens", "from a token to the request's next one"),
-    "e2e_request_latency_seconds": ("whole", "from a request to its last token"),
-    "request_queue_time_seconds": ("queue", "from a request to its first admission"),
-    "load_back_time_seconds": ("load_back", "from an admission to the arrival of its host data"),
-}
-"""Histograms with vLLM's names; vLLM has none for load-backs."""
-
-
 class _EngineCollector(Collector):
     """Reads the numbers at each scrape."""
 
@@ -61,14 +46,7 @@ class _EngineCollector(Collector):
         yield CounterMetricFamily(
             "kvgraft_failed_steps", "engine steps that raised", self._worker.failures
         )
-        for name, (attribute, text) in LATENCIES.items():
-            histogram = getattr(engine.latencies, attribute)
-            yield HistogramMetricFamily(
-                f"kvgraft_{name}",
-                f"seconds {text}",
-                buckets=histogram.cumulative(),
-                sum_value=histogram.total_s,
-            )
+        yield from engine.latencies.collect()
         schedule = engine.schedule
         for name, line in (
             ("fetching", schedule.fetching),
