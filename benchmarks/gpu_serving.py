@@ -49,6 +49,7 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from _measure import arguments, grid, heading
+from prometheus_client import Histogram
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, GenerationConfig
 
 from kvgraft_transformers.engine import (
@@ -384,6 +385,12 @@ def to_host(engine: Engine) -> None:
     cache.drain()
 
 
+def waited_s(histogram: Histogram) -> float:
+    """The sum of a histogram's durations."""
+    (metric,) = histogram.collect()
+    return sum(each.value for each in metric.samples if each.name.endswith("_sum"))
+
+
 def nbytes_loaded(engine: Engine) -> int:
     """Bytes that load-backs brought so far."""
     cache = engine.memory.cache
@@ -528,7 +535,7 @@ def from_store(run: Run, prompt: list[int], into: Reused, way: str, folder: Path
         found.append(time.perf_counter() - began)
         into.nbytes[way] = nbytes_loaded(engine)
         waits = engine.latencies
-        parts = {"store_s": waits.queue.total_s, "load_back_s": waits.load_back.total_s}
+        parts = {"store_s": waited_s(waits.queue), "load_back_s": waited_s(waits.load_back)}
         print(f"{name}: {way}: " + ", ".join(f"{k} {v:.3f}" for k, v in parts.items()), flush=True)
         report.add("reuse", f"{name}: engine on {way}", open_s=opened, seconds=found[-1], **parts)
         report.expect(f"{name}: {came} tokens came from {way}", met=came > 0)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from plugins.sglang.tests.engine import stand_ins
+from kvgraft_testing.tiers import stand_ins
 
 stand_ins.install()
 
