@@ -267,9 +267,11 @@ class KvgraftTree(BasePrefixCache):
         if lease is None or lease.request is None:
             return
         request, kv, size = lease.request, req.kv, self.page_size
-        tokens = np.frombuffer(req.full_untruncated_fill_ids, np.int64)[:up_to]
-        if not _follows(lease.key, tokens, request.computed):
-            return  # SGLang replaced the prompt of a request that it aborts
+        ids = req.full_untruncated_fill_ids
+        tokens = np.frombuffer(ids, np.int64)[:up_to]
+        # SGLang appends to an array, or replaces it: also by that of a request that it aborts.
+        if not _follows(lease.key, tokens, request.computed, is_known=ids is lease.found[0]):
+            return
         end = len(tokens) // size
         if request.stage.value == "leased":
             self.cache.engine_slots.admit(request)
@@ -382,16 +384,20 @@ def _result(lease: Lease) -> MatchResult:
     )
 
 
-def _follows(key: TokenKey | None, tokens: Any, computed: int) -> bool:
-    """Give the key the row's tokens; whether it had no others than them."""
+def _follows(key: TokenKey | None, tokens: Any, computed: int, *, is_known: bool) -> bool:
+    """Give the key the row's tokens; whether it had no others than them.
+
+    The array is known if the key was made of it.
+    """
     assert key is not None
     if len(tokens) < computed:
         return False
-    n_tokens = min(key.n_tokens, len(tokens))
-    # a copy: a key that is looked at cannot grow
-    held = np.frombuffer(bytes(key.data[computed * TOKEN_BYTES : n_tokens * TOKEN_BYTES]), np.int32)
-    if not np.array_equal(held, tokens[computed:n_tokens]):
-        return False
+    if not is_known:
+        n_tokens = min(key.n_tokens, len(tokens))
+        # a copy: a key that is looked at cannot grow
+        held = bytes(key.data[computed * TOKEN_BYTES : n_tokens * TOKEN_BYTES])
+        if not np.array_equal(np.frombuffer(held, np.int32), tokens[computed:n_tokens]):
+            return False
     if key.n_tokens < len(tokens):
         key.extend(tokens[key.n_tokens :])
     return True
