@@ -29,6 +29,7 @@ SETS: dict[str, dict[str, dict[str, Any]]] = {
     "swa 1024 + mamba": SWA | MAMBA,
 }
 PAGE_SIZES = (1, 16, 64, 256)
+BAR = "most over none at most 64 (states beside windows; 0 else), told 0"
 CHANCES = (0.3, 0.6, 0.9)
 
 
@@ -144,7 +145,7 @@ def drawn(n: int) -> list[Answer]:
 def main() -> None:
     quick = arguments(__doc__).parse_args().quick
     answers = drawn(2 if quick else 12)
-    heading("drafts", answers=len(answers), chances=CHANCES, drafts="1 to 8")
+    heading("drafts", answers=len(answers), chances=CHANCES, drafts="1 to 8", bar=BAR)
     head = ("components", "page", "again: none", "drafts", "worst", "most over none", "told")
     rows = [
         (name, str(page_size), *measured(components, page_size, answers))
