@@ -73,7 +73,7 @@ change(
 change(
     "a state is kept a token late",
     "everything+state",
-    "G4 M8",
+    "G4 M8 I1",
     Stepper._keep_states,
     "stands = batch.length % self.state_tokens == 0",
     "stands = batch.length % self.state_tokens == 1",
