@@ -255,8 +255,8 @@ change(
     TWO,
     "A8 A2",
     Budget._nevers,
-    "if shortage.needed + pinned <= shortage.capacity or (",
-    "if shortage.needed <= shortage.capacity or (",
+    "if shortage.needed + pinned <= shortage.capacity:",
+    "if shortage.needed <= shortage.capacity:",
 )
 change(
     "a shrunk chunk is a page too long",

@@ -549,8 +549,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a request waits for room that its own prefix takes": BadCore(
         ("A8",),
         "admission/promises.py",
-        "if shortage.needed + pinned <= shortage.capacity or (",
-        "if shortage.needed <= shortage.capacity or (",
+        "if shortage.needed + pinned <= shortage.capacity:",
+        "if shortage.needed <= shortage.capacity:",
     ),
     "host hits are counted in pages": BadCore(
         ("M4", "A3"),
