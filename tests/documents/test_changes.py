@@ -13,6 +13,7 @@ from ..commands import ROOT, run
 
 KINDS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 FRAGMENTS = sorted(path for path in ROOT.glob("changes/*.md") if path.name != "README.md")
+MARK = "<!-- scriv-insert-here -->"
 GOOD = "### Changed\n\n- A call\n  does something.\n- Another.\n\n### Fixed\n\n- A defect.\n"
 
 
@@ -81,8 +82,12 @@ def test_the_changelog_gets_every_fragment_under_its_kind(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "changes").iterdir()] == ["README.md"]
 
     text = (tmp_path / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert text.startswith((ROOT / "CHANGELOG.md").read_text(encoding="utf-8").rstrip())
-    (section,) = re.findall(r"^## 98\.7\.6, 20\d\d-\d\d-\d\d$(.*)", text, re.DOTALL | re.MULTILINE)
+    head, released = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").split(MARK)
+    start, _, rest = text.partition(MARK)
+    assert start == head
+    assert rest.endswith(released)
+    section = rest.removesuffix(released)
+    assert re.match(r"\s*## 98\.7\.6, 20\d\d-\d\d-\d\d\n", section)
     parts = re.split(r"^### (\w+)$", section, flags=re.MULTILINE)[1:]
     by_kind = dict(zip(parts[::2], parts[1::2], strict=True))
     assert [kind for kind in KINDS if kind in by_kind] == [*by_kind]
