@@ -210,7 +210,8 @@ def test_an_engine_imports_only_public_modules_and_component_packages(source: ob
     mine = modules(source)  # type: ignore[arg-type]
     own = frozenset(module.name for module in mine)
     packages = tuple(f"{path.name}." for each in COMPONENTS for path in each.glob("kvgraft_*"))
-    packages += ("kvgraft_observe.", "kvgraft_retention.")  # metrics and hints of a server
+    # metrics, hints and images of a server
+    packages += ("kvgraft_observe.", "kvgraft_retention.", "kvgraft_identity.")
     for module in mine:
         for imported in module.imports(known=own | NAMES):
             if imported.startswith("kvgraft"):

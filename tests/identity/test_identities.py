@@ -198,23 +198,38 @@ def test_a_picture_that_was_cut_stays_that_picture_and_what_follows_is_itself() 
     assert one.data == TokenKey([1] * PAGE).data
 
 
-def test_events_have_the_placeholders_and_the_identity_of_each() -> None:
+def test_events_have_the_placeholders_and_what_stands_behind_them() -> None:
+    """Also where no key is left, and where a picture is published in pieces or found in part."""
     with Cache.open(["full"], device_tokens=1024, page_size=PAGE, payload=False) as cache:
         stream = cache.events()
-        one, other = pictures(5)
-        life.serve(cache, one)
-        life.serve(cache, other)
-        told = [event.pages for event in stream.take() if isinstance(event, Stored)]
-        stored = [pages for pages in told if any(pages.identities)]
-        assert len(stored) == 2
-        for key, name in ((one, "picture 5 a"), (other, "picture 5 b")):
-            pages = next(each for each in stored if name in each.identities)
-            tokens = key.tokens()[pages.start * PAGE : pages.end * PAGE].tolist()
-            assert pages.tokens.tolist() == tokens
-            named = [name if token == IMAGE else None for token in tokens]
-            assert pages.identities == named
-        del one, other, key
-        assert all(each.tokens.min() >= 0 for each in stored), "identities that no key has any more"
+        stream.take()
+        for which, name in enumerate(("picture 5 a", "picture 5 b")):
+            request = life.admitted(cache, pictures(5)[which], chunk=24)
+            life.prefill(cache, request, each=cache.checkpoint)
+            cache.finish(request)
+            longer = pictures(5)[which]
+            longer.truncate(PAGE + 30)
+            longer.extend([8] * 40)
+            life.serve(cache, longer)
+            del request, longer
+            told = [event.pages for event in stream.take() if isinstance(event, Stored)]
+            assert len(told) > 3
+            for pages in told:
+                first = pages.start * PAGE
+                assert all(each[0] == PAGE - first and each[2] == name for each in pages.identities)
+                tokens = pages.tokens.tolist()
+                assert set(tokens) <= {5, IMAGE, 8, *range(11, 16)}
+                for at, token in enumerate(tokens):
+                    inside = any(start <= at < end for start, end, _ in pages.identities)
+                    assert (token == IMAGE) == inside
+
+
+def test_events_of_data_that_is_older_than_their_reader_have_no_negative_tokens() -> None:
+    with Cache.open(["full"], device_tokens=1024, page_size=PAGE, payload=False) as cache:
+        life.serve(cache, pictures(5)[0])
+        (stored,) = [each for each in cache.events().take() if isinstance(each, Stored)]
+        assert stored.pages.tokens.min() >= 0
+        assert stored.pages.identities == []
 
 
 @pytest.mark.parametrize(
@@ -231,6 +246,9 @@ def test_events_have_the_placeholders_and_the_identity_of_each() -> None:
         ([(0, 20)], "is no span"),
         ([(0.0, 20, "x")], "is no span"),
         ([7], "is no span"),
+        (7, "is no list"),
+        ("x", "is no list"),
+        ([(0, 20, "\ud800")], "is no Unicode text"),
     ],
 )
 def test_other_spans_are_refused_and_nothing_is_appended(spans: Any, said: str) -> None:

@@ -197,3 +197,69 @@ def test_slots_that_no_engine_can_have_are_refused() -> None:
         cache.engine_slots.take("full", -1)
     cache.abort(request)
     ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_a_request_begun_before_a_clear_resumes_from_nothing_however_it_is_admitted() -> None:
+    cache = opened(COMPONENTS["full"])
+    compute(cache, first := running(cache, TOKENS))
+    cache.finish(first)
+    requests = [cache.begin(TokenKey([*TOKENS, number])) for number in range(2)]
+    cache.clear()
+    assert cache.admit(requests[0]).admitted
+    cache.engine_slots.admit(requests[1])
+    assert [each.anchor_tokens for each in requests] == [0, 0]
+    for each in requests:
+        cache.abort(each)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_taking_slots_copies_what_leaves_to_host() -> None:
+    cache = opened(COMPONENTS["full"], n_pages=16, host_tokens=64 * PAGE, load=None)
+    compute(cache, first := running(cache, TOKENS))
+    cache.finish(first)
+    slots = cache.engine_slots.take("full", 13)
+    assert cache.drain()
+    assert len(slots) == 13
+    host = cache.stats().components["full"].host
+    assert host is not None
+    assert host.evictable >= 7
+    cache.engine_slots.give_back("full", slots)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_an_engines_request_allocates_out_of_the_headroom() -> None:
+    cache = opened(COMPONENTS["full"])
+    request = running(cache, TOKENS)
+    assert cache.allocate(request, 8)
+    cache.computed(request, 8)
+    cache.abort(request)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_pages_that_the_window_reaches_are_not_left_out() -> None:
+    cache = opened(COMPONENTS["full+swa"])
+    request = running(cache, TOKENS)
+    slots = taken(cache, 10)
+    for n_pages in (0, 2):
+        with pytest.raises(ConfigError, match=r"slots of 'swa' for pages \[0, 10\); give 10 or at"):
+            cache.engine_slots.adopt(request, 10, {**slots, "swa": slots["swa"][10 - n_pages :]})
+    cache.engine_slots.adopt(request, 10, slots)
+    cache.abort(request)
+    ended(cache)
+
+
+@pytest.mark.parametrize("given", [[0.5], [True], [[0, 1]], None, "01", [1 << 32]], ids=str)
+@pytest.mark.rule("N2")
+def test_slots_that_are_no_sequence_of_numbers_are_refused(given: Any) -> None:
+    cache = opened(COMPONENTS["full"])
+    slots = cache.engine_slots.take("full", 4)
+    with pytest.raises((ConfigError, LeaseError), match=r"^give_back: "):
+        cache.engine_slots.give_back("full", given)
+    cache.engine_slots.give_back("full", [])
+    assert cache.engine_slots.n_taken("full") == 4
+    cache.engine_slots.give_back("full", slots)
+    ended(cache)

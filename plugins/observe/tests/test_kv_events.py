@@ -173,7 +173,8 @@ def test_pages_with_a_picture_have_its_identity_as_an_extra_key(
     stored = [each for each in told if each["type"] == "BlockStored" and each["medium"] == "GPU"]
     assert [token for each in stored for token in each["token_ids"]] == tokens[:32]
     keys = [key for each in stored for key in each["extra_keys"]]
-    assert keys == [["salt"], ["sha256:1"], ["sha256:1", "sha256:2"], ["sha256:2"]]
+    one, other = "sha256:1", "sha256:2"
+    assert keys == [["salt"], [[one, 0]], [[one, -8], [other, 1]], [[other, -7]]]
 
 
 def test_only_named_components_are_reported(

@@ -235,8 +235,10 @@ class Engine:
         arrival: float = 0.0,
         salt: str | None = None,
         images: Sequence[tuple[int, int, str]] = (),
+        *,
+        resumable: bool = False,
     ) -> Request:
-        """Add a request; its images are `(offset, length, identity)`.
+        """Add a request, or more input of a session; its images are `(offset, length, identity)`.
 
         To the worker the tokens of an image are numbers of its own, so that it finds others wrong.
         """
@@ -251,6 +253,7 @@ class Engine:
             priority=priority,
             cache_salt=salt,
             block_hasher=self._hasher,
+            resumable=resumable,
             mm_features=[
                 MultiModalFeatureSpec(
                     None, "image", identity, PlaceholderRange(offset, length), identity
@@ -262,7 +265,12 @@ class Engine:
         for offset, length, identity in images:
             seen = random.Random(identity)
             content[offset : offset + length] = [seen.randrange(VOCABULARY) for _ in range(length)]
-        self.worker.texts[name] = Text(content)
+        if name in self.scheduler.requests:  # the last token of an answer was not computed
+            text, end = self.worker.texts[name], self.scheduler.requests[name].num_tokens - 1
+            del text.tokens[end:], text.numbers[end:]
+            text.tokens += content
+        else:
+            self.worker.texts[name] = Text(content)
         self.scheduler.add_request(request)
         return request
 

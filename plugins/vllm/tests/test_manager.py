@@ -36,8 +36,10 @@ from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.core.sched import scheduler
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
+from vllm.v1.request import RequestStatus
 
-from kvgraft import ConfigError, GuardMode, TokenKey
+from kvgraft import ConfigError, GuardMode
+from kvgraft_identity.spans import Identities
 from kvgraft_vllm.block_layout import STATE
 from kvgraft_vllm.general_plugin import install
 from kvgraft_vllm.interface import MANAGER_INTERFACE
@@ -467,17 +469,59 @@ def test_random_requests_with_images_attend_to_their_own(put: Put) -> None:
     assert engine.worker.stats.hits > 100
 
 
+def settle(engine: Engine, name: str) -> None:
+    """Run until a session waits for more input."""
+    for _ in range(60):
+        engine.step()
+        if engine.scheduler.requests[name].status == RequestStatus.WAITING_FOR_STREAMING_REQ:
+            return
+    raise AssertionError(f"session {name} goes on")
+
+
 def test_images_that_share_data_anyway_are_caught(
     put: Put, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(SETTINGS)
-    extend = TokenKey.extend
-    monkeypatch.setattr(TokenKey, "extend", lambda key, ids, images=(): extend(key, ids))
+    appended = Identities.appended
+    monkeypatch.setattr(
+        Identities,
+        "appended",
+        lambda key, ids, images, fewest: appended(key, ids, [], fewest=fewest),
+    )
     engine = Engine(FULL)
     for identity in ("cat", "dog"):
         engine.add(identity, [77] * 40, max_tokens=2, images=[(0, 40, identity)])
         found = serve(engine)
     assert found.wrong > 0
+
+
+@pytest.mark.parametrize("sizes", [FULL, STATES], ids=["full", "states"])
+@pytest.mark.parametrize(
+    "images",
+    [
+        [(8, 4, "short")],
+        [(8, 100, "long")],
+        [(8, 20, "one"), (12, 4, "inside it")],
+        [(8, 12, "one"), (20, 4, "short"), (24, 12, "other")],
+    ],
+    ids=["short", "in steps", "overlapping", "several"],
+)
+def test_a_session_of_streamed_input_shares_up_to_what_cannot_be_told_apart(
+    put: Put, sizes: Sizes, images: list[tuple[int, int, str]]
+) -> None:
+    """The engine goes on with the session; another with the same images reads its own data."""
+    put(SETTINGS)
+    engine = Engine(replace(sizes, max_model_len=256))
+    for name in "ab":
+        engine.add(name, range(20), max_tokens=2, resumable=True)
+        settle(engine, name)
+        end = max(offset + length for offset, length, _ in images)
+        update = [*range(8), *[77] * (end - 8), *range(8)]
+        engine.add(name, update, max_tokens=2, images=images, resumable=True)
+        settle(engine, name)
+        assert engine.worker.wrong == 0
+        engine.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+    assert engine.worker.stats.hits >= 16
 
 
 def test_what_hints_retain_outlasts_later_requests_and_wrong_hints_are_ignored(

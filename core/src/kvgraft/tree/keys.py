@@ -60,7 +60,7 @@ PLAIN = (str, int, bytes, type(None))
 """Types whose values never equal a value of another of these types."""
 
 Tokens: TypeAlias = Sequence[int] | npt.NDArray[np.integer] | Iterable[int]
-Identities: TypeAlias = Iterable[tuple[int, int, str]]
+Spans: TypeAlias = Iterable[tuple[int, int, str]]
 
 
 def expect_namespace(namespace: object) -> None:
@@ -258,7 +258,7 @@ class TokenKey:
     )
 
     def __init__(
-        self, tokens: Tokens = (), namespace: object = None, identities: Identities = ()
+        self, tokens: Tokens = (), namespace: object = None, identities: Spans | None = None
     ) -> None:
         if namespace is not None:
             expect_namespace(namespace)
@@ -287,13 +287,13 @@ class TokenKey:
         """Weak references of the caches that have a running request of the key."""
         self.extend(tokens, identities)
 
-    def extend(self, tokens: Tokens, identities: Identities = ()) -> None:
+    def extend(self, tokens: Tokens, identities: Spans | None = None) -> None:
         """Append token ids; O(new tokens). Raises like a new key, and appends nothing then."""
         #   one id ── its sign bit ──────────────────┐
         #   a list, compiled ── one loop, all checks ─┼─► data grows, as the last thing
         #   packed, or a short array ── signs after ──┤
         #   a long array ── checked where it is ──────┘
-        if identities:
+        if identities is not None:
             self.identities = load_part("identities").appended(self, tokens, identities)
             return
         try:
@@ -389,7 +389,8 @@ class TokenKey:
         """Token ids from `start` to `end`, by default all, int32 `[n]` (a copy)."""
         stop = None if end is None else end * TOKEN_BYTES
         found = np.frombuffer(bytes(self.data[start * TOKEN_BYTES : stop]), dtype=np.int32)
-        return found if self.identities is None else self.identities.tokens(start, found)
+        first = slice(start, end).indices(self.n_tokens)[0]
+        return found if self.identities is None else self.identities.tokens(first, found)
 
 
 def common_prefix_pages(

@@ -64,6 +64,7 @@ class Adopting:
 
         def after(result: Any, was: Reading, now: Reading) -> None:
             self._check({}, before, was, now)
+            self.watched.promises.unpromised(request)
             self.watched.shares.remember(request)
 
         return after

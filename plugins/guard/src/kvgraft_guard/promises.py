@@ -304,6 +304,10 @@ class Promises:
         for other in self._waiting.values():
             other.passed = other.passed or other.arrived < mine
 
+    def unpromised(self, request: Request) -> None:
+        """A request runs without a promise: all that it takes is beyond one."""
+        self._beyond.add(id(request))
+
     def ended(self, request: Request) -> None:
         """A request that had run has ended; if its key comes again, it comes last in line."""
         self._beyond.discard(id(request))

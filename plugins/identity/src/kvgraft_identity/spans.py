@@ -1,25 +1,23 @@
-"""Spans of a key whose tokens stand for something else, such as an image, and its identity.
+"""Placeholders in a key: tokens that stand for something else, such as an image, by its identity.
 
-The tree compares a key's int32 bytes, and everything that names pages hashes them. So in a span the
-key has other numbers in place of the tokens, made from the identity and negative, which no token
-is. What compares or names data needs to know nothing of identities:
+The tree compares a key's int32 bytes, and everything that names pages hashes them. So in place of
+placeholders the key has other numbers, made from the identity and negative, which no token is. The
+tree, the tiers and the stores need to know nothing of identities:
 
     tokens   1  2  32000  32000  ...  32000  3        the same for every image
     key      1  2  -90210 -4711  ...  -8086  3        31 bits of the identity's hash at each token
 
-A number depends on the identity, on its token and on its place in the span. Eight of them hold 248
-bits. Two identities whose first numbers are equal share the pages of these alone: for pages of one
-token that is one token in 2^31 pairs of images.
+A number depends on the identity, on its token and on its place behind the first one. Eight of them
+hold 248 bits. Two identities whose first numbers are equal share the pages of these alone: for
+pages of one token that is one token in 2^31 pairs of images.
 """
 
 from __future__ import annotations
 
 import hashlib
 import operator
-from collections.abc import Iterable, Sequence
-from threading import Lock
-from typing import Any, ClassVar, Final
-from weakref import WeakSet
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,13 +26,13 @@ from kvgraft.errors import ConfigError
 from kvgraft.refusals import of_type
 from kvgraft.tree.keys import TokenKey, shown_start
 
-__all__ = ["FEWEST_TOKENS", "Identities", "Span"]
+__all__ = ["FEWEST_TOKENS", "Identities", "Placed", "Placeholders"]
 
 FEWEST_TOKENS: Final = 8
-"""Tokens of the shortest span: their numbers tell identities apart."""
+"""Placeholders of one thing: their numbers tell identities apart."""
 
 MOST_PLACEHOLDERS: Final = 64
-"""Different tokens in a span, such as an image's, its rows' ends and its own end."""
+"""Different tokens among them, such as an image's, its rows' ends and its own end."""
 
 MOST_CHARACTERS: Final = 1024
 """Of an identity."""
@@ -43,44 +41,50 @@ SIGN: Final = np.uint32(1 << 31)
 
 WITHOUT_SIGN: Final = np.int32((1 << 31) - 1)
 
+Numbers = npt.NDArray[np.int32]
 
-class Span:
-    """Tokens of a key that stand for one thing.
+
+class Placeholders:
+    """Tokens that stand for one thing.
 
     Attributes:
-        start, end: the tokens `[start, end)`.
         identity: of the thing.
-        tokens: the placeholders, int32 `[end - start]`.
-        numbers: the key's numbers in their place, int32 `[end - start]`.
+        tokens: the placeholders, int32 `[n]`.
+        numbers: those of a key in their place, int32 `[n]`.
     """
 
-    __slots__ = ("__weakref__", "end", "identity", "numbers", "start", "tokens")
+    __slots__ = ("identity", "numbers", "tokens")
 
-    def __init__(
-        self,
-        start: int,
-        identity: str,
-        tokens: npt.NDArray[np.int32],
-        numbers: npt.NDArray[np.int32],
-    ) -> None:
-        self.start = start
-        self.end = start + len(tokens)
+    def __init__(self, identity: str, tokens: Numbers, numbers: Numbers) -> None:
         self.identity = identity
         self.tokens = tokens
         self.numbers = numbers
 
-    def before(self, end: int) -> Span:
-        """Its part before a token of the key."""
-        n = end - self.start
-        if n >= len(self.tokens):
-            return self
-        return Span(self.start, self.identity, self.tokens[:n], self.numbers[:n])
-
     def __repr__(self) -> str:
-        return f"<Span [{self.start}, {self.end}) of {self.identity!r:.40}>"
+        return f"<Placeholders of {self.identity!r:.40}, {len(self.tokens)} tokens>"
 
 
-def numbers_of(identity: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+class Placed(NamedTuple):
+    """Placeholders, and the token of the sequence that they begin at."""
+
+    start: int
+    thing: Placeholders
+
+    @property
+    def end(self) -> int:
+        """The token behind the last of them."""
+        return self.start + len(self.thing.tokens)
+
+    def before(self, end: int) -> Placed:
+        """Those before a token of the sequence."""
+        n, thing = end - self.start, self.thing
+        if n >= len(thing.tokens):
+            return self
+        cut = Placeholders(thing.identity, thing.tokens[:n], thing.numbers[:n])
+        return Placed(self.start, cut)
+
+
+def numbers_of(identity: str, tokens: Numbers) -> Numbers:
     """The negative numbers that stand for an identity in a key; the same on every machine."""
     numbers = np.empty(len(tokens), np.uint32)
     for token in np.unique(tokens):
@@ -89,6 +93,142 @@ def numbers_of(identity: str, tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.i
         np.copyto(numbers, stream, where=tokens == token)
     numbers |= SIGN
     return numbers.view(np.int32)
+
+
+class Identities:
+    """All placeholders of one key, in order; they never change.
+
+    Args:
+        placed: they.
+    """
+
+    __slots__ = ("placed",)
+
+    def __init__(self, placed: Sequence[Placed]) -> None:
+        self.placed = placed
+
+    @classmethod
+    def appended(
+        cls,
+        key: TokenKey,
+        tokens: Any,
+        identities: Iterable[Sequence[Any]],
+        fewest: int = FEWEST_TOKENS,
+    ) -> Identities | None:
+        """Append tokens to a key; all its placeholders then. Appends nothing if it raises.
+
+        Args:
+            key: the key.
+            tokens: as for `TokenKey`.
+            identities: `(start, end, identity)` of each thing, in order; tokens `[start, end)` of
+                the given ones.
+            fewest: placeholders of one thing.
+
+        Raises:
+            ConfigError: tokens that are none; spans that overlap, are outside of the tokens, have
+                fewer than 8 tokens or more than 64 different ones; an identity that is no text of 1
+                to 1,024 characters.
+        """
+        ids = TokenKey(tokens).tokens().copy()
+        placed = [] if key.identities is None else [*key.identities.placed]
+        before = 0
+        for given in expect_list(identities):
+            start, end, identity = expect_span(given, before, len(ids), fewest)
+            own = expect_placeholders(ids[start:end].copy())
+            numbers = ids[start:end] = numbers_of(identity, own)
+            placed.append(Placed(key.n_tokens + start, Placeholders(identity, own, numbers)))
+            before = end
+        key.data += ids.tobytes()
+        return cls(placed) if placed else None
+
+    def tokens(self, start: int, numbers: Numbers) -> Numbers:
+        """The tokens of a key from `start` on, int32 `[n]`, given its numbers there."""
+        return tokens_of(self.placed, start, numbers)
+
+    def before(self, n_tokens: int) -> Identities | None:
+        """Those of a key that was cut to `n_tokens` tokens; None if none is left."""
+        if self.placed[-1].end <= n_tokens:
+            return self
+        placed = [each.before(n_tokens) for each in self.placed if each.start < n_tokens]
+        return Identities(placed) if placed else None
+
+    def rebuilding(self, key: TokenKey) -> tuple[Any, tuple[Any, ...]]:
+        """As `TokenKey.__reduce__`."""
+        spans = [(each.start, each.end, each.thing.identity) for each in self.placed]
+        return rebuilt, (key.tokens(), key.namespace, spans)
+
+    @staticmethod
+    def found(
+        start: int, numbers: Numbers, known: Mapping[int, Placeholders], before: Iterable[Placed]
+    ) -> list[Placed]:
+        """The placeholders among a sequence's numbers from token `start` on.
+
+        Args:
+            start: the first token.
+            numbers: of a key, int32 `[n]`.
+            known: placeholders by their first number.
+            before: those of the tokens before; some may go on from `start`.
+        """
+        #   before ─────────►│start      known by its first number
+        #   1 2 -90210 -4711 │ -8086 3 4 -77 -5151 -808 5
+        #                        └ goes on    └ begins
+        placed: list[Placed] = []
+        behind = np.flatnonzero(numbers < 0)
+        while len(behind):
+            at = int(behind[0])
+            possible = [
+                Placed(each.start, known.get(int(each.thing.numbers[0]), each.thing))
+                for each in (() if at else before)
+                if each.start < start <= each.end
+            ]
+            thing = known.get(int(numbers[at]))
+            if thing is not None:
+                possible.append(Placed(start + at, thing))
+            n = 1
+            for each in possible:
+                n = _n_equal(numbers[at:], each.thing.numbers[start + at - each.start :])
+                if n:
+                    placed.append(each.before(start + at + n))
+                    break
+            behind = behind[behind >= at + max(n, 1)]
+        return placed
+
+    @staticmethod
+    def shown(placed: Iterable[Placed], start: int, numbers: Numbers) -> Numbers:
+        """Tokens for the numbers of a key from `start` on; of unknown identities some above 0."""
+        return tokens_of(placed, start, np.where(numbers < 0, numbers & WITHOUT_SIGN, numbers))
+
+
+def tokens_of(placed: Iterable[Placed], start: int, numbers: Numbers) -> Numbers:
+    """Numbers from `start` on with tokens in place of those of placeholders."""
+    tokens = np.array(numbers, np.int32)
+    end = start + len(numbers)
+    for each in placed:
+        low, high = max(start, each.start), min(end, each.end)
+        if low < high:
+            own = each.thing.tokens[low - each.start : high - each.start]
+            tokens[low - start : high - start] = own
+    return tokens
+
+
+def _n_equal(one: Numbers, other: Numbers) -> int:
+    """How many numbers at the start are equal."""
+    n = min(len(one), len(other))
+    differing = np.flatnonzero(one[:n] != other[:n])
+    return int(differing[0]) if len(differing) else n
+
+
+def expect_list(identities: Any) -> Iterable[Any]:
+    """Refuse identities that are no list of spans.
+
+    Raises:
+        ConfigError: they are text, or cannot be gone through.
+    """
+    if isinstance(identities, (str, bytes)) or not isinstance(identities, Iterable):
+        raise ConfigError(
+            f"identities: {shown_start(identities)} is no list; give [(start, end, identity), ...]"
+        )
+    return identities
 
 
 def expect_span(given: Any, before: int, n_tokens: int, fewest: int) -> tuple[int, int, str]:
@@ -111,6 +251,13 @@ def expect_span(given: Any, before: int, n_tokens: int, fewest: int) -> tuple[in
             f"identities: the identity of tokens {start} to {end} {said}; give text of 1 to "
             f"{MOST_CHARACTERS} characters, such as a digest in hexadecimal"
         )
+    try:
+        identity.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"identities: the identity of tokens {start} to {end} is no Unicode text: "
+            f"{error.reason}; give a digest in hexadecimal"
+        ) from None
     if not before <= start < end <= n_tokens:
         raise ConfigError(
             f"identities: the span of tokens {start} to {end} is not inside tokens {before} to "
@@ -124,7 +271,7 @@ def expect_span(given: Any, before: int, n_tokens: int, fewest: int) -> tuple[in
     return start, end, identity
 
 
-def expect_placeholders(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+def expect_placeholders(tokens: Numbers) -> Numbers:
     """Refuse text in a span: only few different tokens are placeholders.
 
     Raises:
@@ -139,111 +286,8 @@ def expect_placeholders(tokens: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return tokens
 
 
-class Identities:
-    """The spans of one key, in order; they never change.
-
-    Args:
-        spans: they.
-    """
-
-    __slots__ = ("spans",)
-
-    known: ClassVar[WeakSet[Span]] = WeakSet()
-    """The spans of all keys there are, for readers of events, who see numbers alone."""
-
-    knowing: ClassVar[Lock] = Lock()
-
-    def __init__(self, spans: list[Span]) -> None:
-        self.spans = spans
-        with self.knowing:
-            self.known.update(spans)
-
-    @classmethod
-    def appended(
-        cls,
-        key: TokenKey,
-        tokens: Any,
-        identities: Iterable[Sequence[Any]],
-        fewest: int = FEWEST_TOKENS,
-    ) -> Identities:
-        """Append tokens to a key; all its spans then. Appends nothing if it raises.
-
-        Args:
-            key: the key.
-            tokens: as for `TokenKey`.
-            identities: `(start, end, identity)` of each span, in order; tokens `[start, end)` of
-                the given ones.
-            fewest: tokens of the shortest span.
-
-        Raises:
-            ConfigError: tokens that are none; spans that overlap, are outside of the tokens, have
-                fewer than 8 tokens or more than 64 different ones; an identity that is no text of 1
-                to 1,024 characters.
-        """
-        ids = TokenKey(tokens).tokens().copy()
-        spans: list[Span] = [] if key.identities is None else [*key.identities.spans]
-        before = 0
-        for given in identities:
-            start, end, identity = expect_span(given, before, len(ids), fewest)
-            placeholders = expect_placeholders(ids[start:end].copy())
-            numbers = ids[start:end] = numbers_of(identity, placeholders)
-            spans.append(Span(key.n_tokens + start, identity, placeholders, numbers))
-            before = end
-        found = cls(spans)
-        key.data += ids.tobytes()
-        return found
-
-    def tokens(self, start: int, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The tokens of a key from `start` on, int32 `[n]`, given its numbers there."""
-        tokens = np.array(numbers, np.int32)
-        end = start + len(numbers)
-        for span in self.spans:
-            low, high = max(start, span.start), min(end, span.end)
-            if low < high:
-                placeholders = span.tokens[low - span.start : high - span.start]
-                tokens[low - start : high - start] = placeholders
-        return tokens
-
-    def before(self, n_tokens: int) -> Identities | None:
-        """The spans of a key that was cut to `n_tokens` tokens; None if none is left."""
-        spans = [each.before(n_tokens) for each in self.spans if each.start < n_tokens]
-        return Identities(spans) if spans else None
-
-    @staticmethod
-    def shown(numbers: npt.NDArray[np.int32]) -> tuple[npt.NDArray[np.int32], list[str | None]]:
-        """Tokens for numbers of keys, int32 `[n]`, and the identity that each stands for.
-
-        An identity that no key has any more is unknown: its numbers without their sign stand for
-        its tokens, and there is no text.
-        """
-        tokens = np.where(numbers < 0, numbers & WITHOUT_SIGN, numbers)
-        names: list[str | None] = [None] * len(numbers)
-        with Identities.knowing:
-            known = list(Identities.known)
-        at, behind = 0, np.flatnonzero(numbers < 0)
-        while len(behind):
-            at = int(behind[0])
-            n = 1
-            for span in known:
-                for first in np.flatnonzero(span.numbers == numbers[at]):
-                    mine = span.numbers[first : first + len(numbers) - at]
-                    same = numbers[at : at + len(mine)] == mine
-                    length = len(mine) if same.all() else int(same.argmin())
-                    if length > n or n == 1:
-                        n = max(n, length)
-                        tokens[at : at + length] = span.tokens[first : first + length]
-                        names[at : at + length] = [span.identity] * length
-            behind = behind[behind >= at + n]
-        return tokens, names
-
-    def rebuilding(self, key: TokenKey) -> tuple[Any, tuple[Any, ...]]:
-        """As `TokenKey.__reduce__`."""
-        spans = [(each.start, each.end, each.identity) for each in self.spans]
-        return rebuilt, (key.tokens(), key.namespace, spans)
-
-
 def rebuilt(tokens: Any, namespace: object, identities: list[tuple[int, int, str]]) -> TokenKey:
-    """A key in another process, or a deep copy; a cut may have left a short span."""
+    """A key in another process, or a deep copy; a cut may have left few placeholders."""
     key = TokenKey((), namespace)
     key.identities = Identities.appended(key, tokens, identities, fewest=1)
     return key

@@ -15,7 +15,7 @@ when their data is published. Such an engine takes the slots here, and hands the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -23,9 +23,10 @@ import numpy.typing as npt
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.requests.components import NO_DEMAND
-from kvgraft.requests.request import LEASED, Request
+from kvgraft.requests.request import LEASED, Limited, Request
 from kvgraft.sizes import expect_count
 from kvgraft.tree.component import TreeComponent
+from kvgraft.tree.keys import shown_start
 from kvgraft.tree.ledger import DEVICE, SlotOwner
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EngineSlots"]
 
-Slots = npt.NDArray[np.int32]
+Slots: TypeAlias = npt.NDArray[np.int32]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -94,8 +95,9 @@ class EngineSlots:
         """
         part = self._paged("give_back", component)
         slots = self._expect_taken("give_back", part, slots)
-        self._release(part, slots)
-        part.devices[0].give_private(slots.tobytes())
+        if len(slots):
+            self._release(part, slots)
+            part.devices[0].give_private(slots.tobytes())
 
     def admit(self, request: Request | Any) -> None:
         """Let a request run that the engine admits by itself: it is promised nothing.
@@ -113,6 +115,12 @@ class EngineSlots:
         cache.expect_open()
         request = cache.expect(request, LEASED)
         cache.expect_free(request.key, "admit")
+        if (
+            request.deferred
+            or request.limited is Limited.CROWDED
+            or self.tree.is_cleared(request.root)
+        ):
+            cache.restart(request)  # its match is out of date, as in Cache.admit
         if request.needs_load_back or request.receipt.host_from is not None:
             raise LeaseError(
                 "admit: a part of the prefix is on HOST only; call Cache.admit and load it back"
@@ -171,10 +179,12 @@ class EngineSlots:
         component = self._paged("adopt", component.name)
         slots = self._expect_taken("adopt", component, given)
         n_slots = component.stored_between(first, end) * component.slots_per_page
-        fewer = component.window_pages is not None and not len(slots) % component.slots_per_page
-        if len(slots) != n_slots and not (fewer and len(slots) < n_slots):
+        window, size = component.window_pages, component.slots_per_page
+        passed = 0 if window is None else max(0, end - window - first)  # pages before the window
+        if not n_slots - passed * size <= len(slots) <= n_slots or len(slots) % size:
             said = f"{len(slots)} slots of {component.name!r} for pages [{first}, {end})"
-            raise ConfigError(f"adopt: {said}; give {n_slots}")
+            least = f" or at least {n_slots - passed * size}" if passed else ""
+            raise ConfigError(f"adopt: {said}; give {n_slots}{least}")
         return slots
 
     def owners(self) -> list[SlotOwner]:
@@ -207,9 +217,15 @@ class EngineSlots:
 
     def _expect_taken(self, call: str, component: TreeComponent, given: Any) -> Slots:
         """Refuse slots that the engine does not have, or that are named twice (T9)."""
-        slots = np.asarray(given, np.int32).reshape(-1)
+        offered = np.asarray(given)
+        if offered.ndim != 1 or (len(offered) and offered.dtype.kind not in "iu"):
+            raise ConfigError(
+                f"{call}: slots of {component.name!r} are {shown_start(given)}; give one sequence "
+                "of slot numbers"
+            )
+        slots = offered.astype(np.int64)
         if not len(slots):
-            return slots
+            return slots.astype(np.int32)
         taken = self._taken.get(component.index)
         wrong = slots
         if taken is not None:
@@ -223,7 +239,7 @@ class EngineSlots:
                 f"{call}: slot {wrong[0]} of {component.name!r} is not one that the engine has, or "
                 "is named twice; each is adopted or given back once (N2)"
             )
-        return slots
+        return slots.astype(np.int32)
 
     def _release(self, component: TreeComponent, slots: Slots) -> None:
         """The engine no longer has these slots."""

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -32,6 +31,12 @@ from vllm.v1.kv_cache_interface import (
 )
 
 from kvgraft import Cache, ConfigError, TokenKey
+from kvgraft_identity.spans import (
+    FEWEST_TOKENS,
+    MOST_CHARACTERS,
+    MOST_PLACEHOLDERS,
+    Identities,
+)
 from kvgraft_retention.kv_hints import arguments_of
 from kvgraft_vllm.block_copies import BlockCopies
 from kvgraft_vllm.block_layout import NULL_BLOCK, STATE, BlockLayout, BlockRange, LooksBack, lay_out
@@ -186,16 +191,43 @@ class KvgraftCacheManager(KVCacheManager):
         if request.cache_salt or request.lora_request:
             adapter = request.lora_request.lora_name if request.lora_request else None
             namespace = (request.cache_salt, adapter)
-        if self.prefix_cache_lookup_enabled(request) and request.prompt_embeds is None:
-            sequence = _Sequence(TokenKey((), namespace), is_shared=True)
-            with suppress(ConfigError):  # an image of few tokens
-                _extend(sequence, request, request.num_prompt_tokens)
-                return sequence
-        return _Sequence(TokenKey((), ("private", next(self._private))), is_shared=False)
+        is_shared = self.prefix_cache_lookup_enabled(request) and request.prompt_embeds is None
+        if not is_shared:
+            namespace = ("private", next(self._private))
+        return _Sequence(TokenKey((), namespace), is_shared=is_shared)
+
+    def _extend(self, sequence: _Sequence, request: Vllm, end: int) -> None:
+        """Append a request's tokens before `end` to its key, and say which of them are images.
+
+        What cannot be told apart by its identity begins with a number that no other request has:
+        behind it nothing is shared. That is an image of few tokens or of many different ones, one
+        that another overlaps, and one that ends behind `end` (a session of streamed input).
+        """
+        key = sequence.key
+        start = behind = key.n_tokens
+        tokens = request.all_token_ids[start:end]
+        spans: list[tuple[int, int, str]] = []
+        for each in request.mm_features if sequence.is_shared else ():
+            first = each.mm_position.offset
+            last = first + each.mm_position.length
+            if not start <= first < end:
+                continue
+            own = tokens[first - start : last - start]
+            if first < behind:  # the one before it holds more than its own
+                first, last = spans.pop()[0] + start, end + 1
+            is_told = last <= end and len(own) >= FEWEST_TOKENS
+            is_told = is_told and 0 < len(each.identifier) <= MOST_CHARACTERS
+            if is_told and len(set(own)) <= MOST_PLACEHOLDERS:
+                spans.append((first - start, last - start, each.identifier))
+                behind = last
+            else:
+                spans.append((first - start, first - start + 1, f"private {next(self._private)}"))
+                behind = first + 1
+        key.identities = Identities.appended(key, tokens, spans, fewest=1)
 
     def _admit(self, sequence: _Sequence, request: Vllm) -> None:
         key, n_tokens = sequence.key, request.num_tokens
-        _extend(sequence, request, n_tokens)
+        self._extend(sequence, request, n_tokens)
         most = request.num_prompt_tokens + request.max_tokens - n_tokens
         reserve = min(self.settings.reserve, most) + self._n_drafts
         reserve = min(reserve, self.max_model_len - n_tokens)
@@ -307,7 +339,7 @@ class KvgraftCacheManager(KVCacheManager):
             # Drafts behind a request's last token were computed as well.
             end = min(end - request.num_in_flight_tokens, request.num_tokens)
         if key.n_tokens < end:
-            _extend(sequence, request, end)
+            self._extend(sequence, request, end)
         if end > found.computed:
             self.cache.computed(found, end - found.computed)
 
@@ -459,21 +491,6 @@ def _hinted(request: Vllm) -> dict[str, Any]:
     except ConfigError as error:
         logger.warning("request %s: %s", request.request_id, error)
         return {}
-
-
-def _extend(sequence: _Sequence, request: Vllm, end: int) -> None:
-    """Append a request's tokens before `end` to its key, and say which of them are images.
-
-    Raises:
-        ConfigError: an image has too few tokens to be told apart; nothing is appended.
-    """
-    start = sequence.key.n_tokens
-    images = []
-    for each in request.mm_features if sequence.is_shared else ():
-        first = each.mm_position.offset - start
-        if 0 <= first < end - start:
-            images.append((first, first + each.mm_position.length, each.identifier))
-    sequence.key.extend(request.all_token_ids[start:end], images)
 
 
 def _looks_back(spec: Vllm) -> LooksBack:

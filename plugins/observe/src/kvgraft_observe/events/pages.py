@@ -7,13 +7,16 @@ nodes are split. Hashes are made when a reader asks for them, each once, on the 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from threading import Lock
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from kvgraft.errors import ConfigError
 from kvgraft.optional import load_part
+from kvgraft.tree.keys import TOKEN_BYTES
 from kvgraft_storage.keys import HASH_NBYTES, namespace_digest, page_hash
 
 __all__ = ["Pages", "Run", "root_of"]
@@ -59,23 +62,32 @@ class Pages:
     def tokens(self) -> npt.NDArray[np.int32]:
         """The tokens of the pages, int32 `[n_pages * page_size]` (a copy).
 
-        Of what has an identity they are the placeholders; where no key has that identity any more,
-        numbers that stand for it.
+        Of what has an identity they are the placeholders. Where that is not known, because the data
+        is older than the first reader, they are numbers in their place.
         """
-        return self._shown()[0]
+        run = self.run
+        numbers = np.frombuffer(run.tokens_of(self.start, self.end), dtype=np.int32)
+        if numbers.min(initial=0) >= 0:
+            return numbers
+        tokens: npt.NDArray[np.int32]
+        start = self.start * run.page_size
+        tokens = load_part("identities").shown(run.placed, start, numbers)
+        return tokens
 
     @property
-    def identities(self) -> list[str | None]:
-        """The identity behind each token, `[n_pages * page_size]`; None for those without."""
-        return self._shown()[1]
+    def identities(self) -> list[tuple[int, int, str]]:
+        """Things behind placeholders in the pages: `(start, end, identity)` of each.
 
-    def _shown(self) -> tuple[npt.NDArray[np.int32], list[str | None]]:
-        numbers = np.frombuffer(self.run.tokens_of(self.start, self.end), dtype=np.int32)
-        if numbers.min(initial=0) >= 0:
-            return numbers, [None] * len(numbers)
-        shown: tuple[npt.NDArray[np.int32], list[str | None]]
-        shown = load_part("identities").shown(numbers)
-        return shown
+        Tokens are counted from the first of the pages, below 0 for one that begins before them. The
+        end is as far as the thing was known when the pages came.
+        """
+        run = self.run
+        first, size = self.start * run.page_size, len(self) * run.page_size
+        return [
+            (each.start - first, each.end - first, each.thing.identity)
+            for each in run.placed
+            if each.start - first < size and each.end > first
+        ]
 
     @property
     def hashes(self) -> list[bytes]:
@@ -117,9 +129,10 @@ class Run(Pages):
         page_bytes: bytes of a page.
         start: number of its first page.
         known: the hashes of its first pages, where they are known.
+        placed: what stands behind placeholders in it, as the part `identities` says.
     """
 
-    __slots__ = ("_hashes", "_page_bytes", "_tokens", "follows", "key_namespace")
+    __slots__ = ("_hashes", "_page_bytes", "_tokens", "follows", "key_namespace", "placed")
 
     def __init__(
         self,
@@ -129,6 +142,7 @@ class Run(Pages):
         page_bytes: int,
         start: int,
         known: bytes = b"",
+        placed: Sequence[Any] = (),
     ) -> None:
         self._run = None
         self.start = start
@@ -138,11 +152,17 @@ class Run(Pages):
         self._tokens = tokens
         self._page_bytes = page_bytes
         self._hashes = known
+        self.placed = placed
 
     @property
     def run(self) -> Run:
         """Itself."""
         return self
+
+    @property
+    def page_size(self) -> int:
+        """Tokens of a page."""
+        return self._page_bytes // TOKEN_BYTES
 
     def tokens_of(self, start: int, end: int) -> bytes:
         """The tokens of some of its pages, int32 bytes."""

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
 
 from kvgraft.errors import IntegrityError
+from kvgraft.optional import load_part
 from kvgraft.requests.hits import Loaded
 from kvgraft.requests.request import Request
 from kvgraft.tree.component import Cause, TreeComponent
@@ -16,6 +20,9 @@ from kvgraft_observe.events.pages import Pages, Run
 from kvgraft_observe.events.stream import EventStream, Observe
 
 __all__ = ["Recorder"]
+
+MOST_KNOWN = 4096
+"""Images of requests that are known by their numbers, the latest ones."""
 
 new = tuple.__new__
 """Makes an event from its values in half the time of a call of its class."""
@@ -43,6 +50,8 @@ class Recorder(TreeObserver):
         self.streams: tuple[EventStream, ...] = ()
         self._tell: Callable[[Event], object] = self._tell_all
         self._pages: dict[Node, Pages] = {}
+        self._known: dict[int, Any] = {}
+        """Things behind placeholders of requests, by the first of their numbers in a key."""
 
     def open(self, limit: int, observer: Observe | None) -> EventStream:
         """Open another stream; it begins with a snapshot."""
@@ -95,6 +104,12 @@ class Recorder(TreeObserver):
 
     def hit(self, request: Request, loaded: Loaded) -> None:
         """A request was admitted."""
+        if request.key.identities is not None:
+            for each in request.key.identities.placed:
+                self._known.pop(first := int(each.thing.numbers[0]), None)
+                self._known[first] = each.thing
+            for forgotten in list(self._known)[: len(self._known) - MOST_KNOWN]:
+                del self._known[forgotten]
         anchor, device, storage = (
             request.anchor_tokens,
             request.device_tokens,
@@ -141,7 +156,10 @@ class Recorder(TreeObserver):
         assert parent is not None
         follows = self._pages.get(parent)
         namespace = tree.namespace(parent) if follows is None else follows.namespace
-        self._pages[node] = Run(namespace, follows, node.key, tree.page_bytes, node.start)
+        placed = self._placed(node, follows)
+        self._pages[node] = Run(
+            namespace, follows, node.key, tree.page_bytes, node.start, placed=placed
+        )
 
     def split(self, upper: Node, node: Node) -> None:
         pages = self._pages.get(node)
@@ -153,8 +171,21 @@ class Recorder(TreeObserver):
     def grew(self, node: Node) -> None:
         was = self._pages[node]
         known = was.run.known(was.start, was.end)
-        size = self.tree.page_bytes
-        self._pages[node] = Run(was.namespace, was.before, node.key, size, node.start, known)
+        size, before = self.tree.page_bytes, was.before
+        placed = self._placed(node, before)
+        self._pages[node] = Run(was.namespace, before, node.key, size, node.start, known, placed)
+
+    def _placed(self, node: Node, follows: Pages | None) -> Sequence[Any]:
+        """Things behind placeholders on a node."""
+        if not self._known:
+            return ()
+        numbers = np.frombuffer(node.key, np.int32)
+        if numbers.min() >= 0:
+            return ()
+        start = node.start * self.tree.page_size
+        before = () if follows is None else follows.run.placed
+        placed: Sequence[Any] = load_part("identities").found(start, numbers, self._known, before)
+        return placed
 
     def removed(self, node: Node) -> None:
         self._pages.pop(node, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvgraft import Cache, ChunkedLocal, ConfigError, Everything, Reach, Tier, Trailing
 from kvgraft_observe.arguments import expect_cache, expect_callable, expect_names
@@ -151,14 +151,13 @@ class Translator:
     def _stored(self, group: Group, tier: Tier, pages: Pages, names: Names) -> BlockStored:
         parent = pages.parent
         lora = () if names.lora_name is None else (names.lora_name,)
-        keys: list[tuple[str, ...] | None] = [lora or None] * len(pages)
+        keys: list[tuple[Any, ...] | None] = [lora or None] * len(pages)
         if names.cache_salt is not None and pages.start == 0:
             keys[0] = (*lora, names.cache_salt)
-        identities, size = pages.identities, self._page_size
-        for page in range(len(pages)) if any(identities) else ():
-            stands_for = identities[page * size : (page + 1) * size]
-            named = dict.fromkeys([each for each in stands_for if each is not None])
-            keys[page] = (*(keys[page] or ()), *named) or None
+        size = self._page_size
+        for start, end, identity in pages.identities:
+            for page in range(max(0, start // size), min(len(pages), -(-end // size))):
+                keys[page] = (*(keys[page] or ()), (identity, start - page * size))
         return BlockStored(
             block_hashes=[_name(each) for each in pages.hashes],
             parent_block_hash=None if parent is None else _name(parent),

@@ -6,6 +6,8 @@ is left out where it has its default.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 __all__ = ["CPU", "END", "GPU", "AllBlocksCleared", "Batch", "BlockRemoved", "BlockStored"]
@@ -28,7 +30,8 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
         lora_id: always None; adapters are identified by name.
         medium: where they are.
         lora_name: the adapter they were computed with.
-        extra_keys: by block, its identity beyond the tokens.
+        extra_keys: by block, its identity beyond the tokens: an adapter, a salt, and of an image
+            in it the identity with its start, counted from the block's.
         group_idx: index of the cache group, which is the component.
         kv_cache_spec_kind: the group's kind of attention.
         kv_cache_spec_sliding_window: tokens of its window.
@@ -41,7 +44,7 @@ class BlockStored(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
     lora_id: int | None
     medium: str | None
     lora_name: str | None
-    extra_keys: list[tuple[str, ...] | None] | None = None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
     kv_cache_spec_sliding_window: int | None = None
