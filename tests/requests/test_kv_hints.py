@@ -41,12 +41,13 @@ def objects(given: dict[str, Any]) -> Any:
     ("actions", "found"),
     [
         ([], {}),
-        ([("kv.retain", {"priority": 3})], {"priority": 3, "ttl_s": None}),
+        ([("kv.retain", {"priority": 3})], {"priority": 3}),
         ([("kv.retain", {"ttl_seconds": 1.5})], {"priority": 1, "ttl_s": 1.5}),
         ([("kv.return", {"after": "tool"})], {"hint": Hint.CONTINUES}),
         ([("kv.return", {"after": "user"})], {"hint": Hint.TURN_ENDED}),
         ([("kv.return", {"after": "never"})], {"hint": Hint.OVER}),
         ([("kv.fetch", {"from": "a worker"}), ("tool.started", {})], {}),
+        ([("kv.retain", {"ttl_seconds": 5, "new in 1.4": 3})], {"priority": 1, "ttl_s": 5}),
         (
             [
                 ("kv.retain", {"priority": 2, "ttl_seconds": 9}),
@@ -54,7 +55,7 @@ def objects(given: dict[str, Any]) -> Any:
                 ("kv.return", {"after": "tool"}),
                 ("kv.retain", {"priority": -1}),
             ],
-            {"priority": -1, "ttl_s": None, "hint": Hint.CONTINUES},
+            {"priority": -1, "ttl_s": 9, "hint": Hint.CONTINUES},
         ),
     ],
 )
@@ -69,6 +70,7 @@ def test_known_actions_are_arguments_of_begin(
 
 def test_other_versions_are_passed_over_and_later_minor_ones_are_not() -> None:
     actions = [("kv.retain", {"priority": "high"})]
+    assert arguments_of({"actions": [{"action_type": "kv.other"}]}) == {}
     assert arguments_of(envelope(*actions, version="2.0")) == {}
     assert arguments_of(None) == {}
     with pytest.raises(ConfigError, match="priority 'high'"):
@@ -89,7 +91,8 @@ def test_other_versions_are_passed_over_and_later_minor_ones_are_not() -> None:
         ),
         (envelope(("kv.retain", [1])), "its payload is a list"),
         (envelope(("kv.retain", {})), "asks for nothing; give priority or ttl_seconds"),
-        (envelope(("kv.retain", {"ttl": 3})), "knows no 'ttl'"),
+        (envelope(("kv.retain", {"ttl": 3})), "asks for nothing; give priority or ttl_seconds"),
+        (envelope(("kv.retain", {"ttl_seconds": None})), "ttl_seconds None; give seconds"),
         (envelope(("kv.retain", {"priority": True})), "priority True; give a whole number"),
         (envelope(("kv.retain", {"ttl_seconds": -1})), "ttl_seconds -1; give seconds"),
         (envelope(("kv.retain", {"ttl_seconds": "9"})), "ttl_seconds '9'; give seconds"),

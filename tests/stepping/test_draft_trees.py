@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import Any
 
@@ -255,6 +256,7 @@ def test_parents_that_no_tree_has_are_refused() -> None:
             tree_mask(bad)
     with pytest.raises(ConfigError, match="are none of a tree"):
         best_subtree([[-1]], [1], 1)
-    for scores, n in (([1], 2), ([1, 1], 0)):
-        with pytest.raises(ConfigError, match=r"scores of 2 nodes, of which . are kept"):
+    wrong: list[tuple[Any, Any]] = [([1], 2), ([1, 1], 0), ([1, math.nan], 2), (["a", "b"], 1)]
+    for scores, n in [*wrong, ([1, 1], 1.5), (None, 1)]:
+        with pytest.raises(ConfigError, match=r"scores of 2 nodes, of which .* are kept"):
             best_subtree([-1, 0], scores, n)

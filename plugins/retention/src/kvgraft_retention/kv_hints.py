@@ -31,7 +31,9 @@ AFTER: Final = {"tool": Hint.CONTINUES, "user": Hint.TURN_ENDED, "never": Hint.O
 
 
 def arguments_of(envelope: Any) -> dict[str, Any]:
-    """Arguments of `Cache.begin` that an envelope asks for: of two alike actions the later.
+    """Arguments of `Cache.begin` that an envelope asks for; of two values for one, the later.
+
+    Later minor versions of an action may have more fields, which are passed over.
 
     Args:
         envelope: a mapping, as in JSON, or vLLM's or SGLang's object; None for none.
@@ -47,8 +49,10 @@ def arguments_of(envelope: Any) -> dict[str, Any]:
         raise ConfigError(f"kv_hints: its actions are {of_type(actions)}; give a list")
     for action in actions:
         kind = _field(action, "action_type", "an action")
+        if kind not in ACTIONS:
+            continue
         version = str(_field(action, "action_version", "an action"))
-        if kind not in ACTIONS or version.partition(".")[0] != "1":
+        if version.partition(".")[0] != "1":
             continue
         payload = _field(action, "payload", "an action")
         if not isinstance(payload, Mapping):
@@ -56,20 +60,24 @@ def arguments_of(envelope: Any) -> dict[str, Any]:
                 f"kv_hints: {kind}: its payload is {of_type(payload)}; give an object"
             )
         known = ("priority", "ttl_seconds") if kind == RETAIN else ("after",)
-        unknown = [str(each) for each in payload if each not in known]
-        if unknown or not payload:
-            said = f"knows no {unknown[0]!r:.40}" if unknown else "asks for nothing"
-            raise ConfigError(f"kv_hints: {kind} {said}; give {' or '.join(known)}")
-        found |= _retained(payload) if kind == RETAIN else _returned(payload)
+        asked = {each: payload[each] for each in known if each in payload}
+        if not asked:
+            raise ConfigError(f"kv_hints: {kind} asks for nothing; give {' or '.join(known)}")
+        found |= _retained(asked) if kind == RETAIN else _returned(asked)
+    if "ttl_s" in found:
+        found.setdefault("priority", 1)
     return found
 
 
 def _retained(payload: Mapping[str, Any]) -> dict[str, Any]:
-    priority, ttl_s = payload.get("priority", 1), payload.get("ttl_seconds")
-    expect_priority(f"kv_hints: {RETAIN}", priority)
-    if ttl_s is not None:
-        expect_ttl(f"kv_hints: {RETAIN}: ttl_seconds", ttl_s)
-    return {"priority": priority, "ttl_s": ttl_s}
+    found: dict[str, Any] = {}
+    if "priority" in payload:
+        expect_priority(f"kv_hints: {RETAIN}", payload["priority"])
+        found["priority"] = payload["priority"]
+    if "ttl_seconds" in payload:
+        expect_ttl(f"kv_hints: {RETAIN}: ttl_seconds", payload["ttl_seconds"])
+        found["ttl_s"] = payload["ttl_seconds"]
+    return found
 
 
 def _returned(payload: Mapping[str, Any]) -> dict[str, Any]:

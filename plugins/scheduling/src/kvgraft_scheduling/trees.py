@@ -81,10 +81,15 @@ def best_subtree(parents: Any, scores: Sequence[float], n_nodes: int) -> Subtree
         ConfigError: another number of scores than of parents, or parents that `tree_mask` refuses.
     """
     above = _parents(parents, 1, 1).tolist()
-    if len(scores) != len(above) or n_nodes < 1:
+    try:
+        ranks = np.asarray(scores, np.float64)
+        n_kept = index(n_nodes)
+    except (TypeError, ValueError):
+        ranks, n_kept = np.empty(0), 0
+    if ranks.shape != (len(above),) or n_kept < 1 or np.isnan(ranks).any():
         raise ConfigError(
-            f"{len(scores)} scores of {len(above)} nodes, of which {n_nodes} are kept; give one "
-            "for each, and keep the root"
+            f"{scores!r:.40}: scores of {len(above)} nodes, of which {n_nodes!r:.20} are kept; "
+            "give a number for each, and keep the root"
         )
     children: list[list[int]] = [[] for _ in above]
     for node, parent in enumerate(above[1:], 1):
@@ -92,11 +97,11 @@ def best_subtree(parents: Any, scores: Sequence[float], n_nodes: int) -> Subtree
             children[parent].append(node)
     taken: list[int] = []
     waiting = [(0.0, 0)]
-    while waiting and len(taken) < n_nodes:
+    while waiting and len(taken) < n_kept:
         _, node = heappop(waiting)
         taken.append(node)
         for child in children[node]:
-            heappush(waiting, (-float(scores[child]), child))
+            heappush(waiting, (-float(ranks[child]), child))
     nodes = sorted(taken)
     places = {node: place for place, node in enumerate(nodes)}
     return Subtree(nodes, [places.get(above[node], ROOT) for node in nodes])

@@ -204,7 +204,7 @@ class _Request(SettingsModel):
         try:
             arguments_of(value)
         except ConfigError as error:
-            raise ValueError(str(error)) from error
+            raise ValueError(str(error).removeprefix("kv_hints: ")) from error
         return value
 
     def sampling(self, index: int) -> Sampling:
