@@ -36,6 +36,7 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvgraft_vllm.block_layout import STATE, LooksBack
+from kvgraft_vllm.manager import needs_hashes
 
 __all__ = ["Engine", "Sizes", "Traffic", "Worker", "drafting", "drive"]
 
@@ -224,7 +225,9 @@ class Engine:
         self.manager: Any = self.scheduler.kv_cache_manager
         self.worker = Worker(sizes)
         self.outputs: list[Any] = []
-        self._hasher = get_request_block_hasher(sizes.block_size, sha)
+        self._hasher = None
+        if needs_hashes(self.scheduler):
+            self._hasher = get_request_block_hasher(sizes.block_size, sha)
 
     def add(
         self,

@@ -28,12 +28,17 @@ from plugins.vllm.tests.schedulers import (
     drafting,
     drive,
     engine_config,
+    sha,
 )
 from vllm.config.kv_events import KVEventsConfig
 from vllm.distributed.kv_events import AllBlocksCleared, BlockRemoved, BlockStored
+from vllm.sampling_params import SamplingParams
 from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.kv_cache_manager import KVCacheManager
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
 from vllm.v1.core.sched import scheduler
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec
 from vllm.v1.kv_hints import KvHintAction, KvHintsEnvelope
 from vllm.v1.request import RequestStatus
@@ -65,6 +70,7 @@ def put(monkeypatch: pytest.MonkeyPatch) -> Iterator[Put]:
     with monkeypatch.context() as patch:
         patch.setattr(scheduler, "KVCacheManager", scheduler.KVCacheManager)
         patch.setattr(scheduler.Scheduler, "__init__", scheduler.Scheduler.__init__)
+        patch.setattr(EngineCore, "preprocess_add_request", EngineCore.preprocess_add_request)
         yield put_in
 
 
@@ -633,6 +639,37 @@ def test_kv_events_tell_what_the_cache_holds(put: Put, sizes: Sizes) -> None:
         assert min(held.values()) > 0
 
 
+def hashes_of_a_request(engine: Engine) -> list[Any]:
+    """The hashes that vLLM's engine makes for a request of two blocks."""
+    core: Any = EngineCore.__new__(EngineCore)
+    core.scheduler, core.mm_receiver_cache = engine.scheduler, None
+    core.structured_output_manager = engine.scheduler.structured_output_manager
+    core.request_block_hasher = get_request_block_hasher(FULL.block_size, sha)
+    params = SamplingParams(max_tokens=2)
+    params.update_from_generation_config({}, eos_token_id=-1)
+    given = dict.fromkeys(EngineCoreRequest.__struct_fields__) | {
+        "request_id": "hashed",
+        "prompt_token_ids": [*range(2 * FULL.block_size)],
+        "sampling_params": params,
+        "arrival_time": 0.0,
+        "client_index": 0,
+        "current_wave": 0,
+        "priority": 0,
+        "resumable": False,
+        "abort_immediately": False,
+    }
+    request, _ = core.preprocess_add_request(EngineCoreRequest(**given))
+    return list(request.block_hashes)
+
+
+def test_blocks_are_hashed_for_kv_events_and_for_vllms_manager_alone(put: Put) -> None:
+    own = Engine(FULL)
+    put(SETTINGS)
+    assert len(hashes_of_a_request(own)) == 2
+    assert len(hashes_of_a_request(with_events(FULL)[0])) == 2
+    assert hashes_of_a_request(Engine(FULL)) == []
+
+
 # -- metrics
 
 
@@ -656,7 +693,7 @@ def test_kvgrafts_metrics_are_served_and_a_port_in_use_is_refused(put: Put) -> N
 
 @pytest.mark.parametrize("name", MANAGER_INTERFACE.signatures)
 def test_the_signature_is_the_one_relied_on(name: str) -> None:
-    found = MANAGER_INTERFACE.differences(vars(kv_cache_manager))
+    found = MANAGER_INTERFACE.differences(vars(kv_cache_manager) | {"EngineCore": EngineCore})
     assert [line for line in found if line.startswith((f"{name}(", f"{name} "))] == []
 
 

@@ -98,6 +98,7 @@ MANAGER_INTERFACE = EngineInterface(
         "KVCacheManager.pop_blocks_for_free": ("self", "request"),
         "KVCacheManager.evict_blocks": ("self", "block_ids"),
         "KVCacheBlocks.get_block_ids": ("self", "allow_none", "group_ids"),
+        "EngineCore.preprocess_add_request": ("self", "request"),
     },
 )
-"""Methods of vLLM's cache manager that `kvgraft_vllm.manager` replaces."""
+"""Methods of vLLM's cache manager and engine that `kvgraft_vllm.manager` replaces."""

@@ -23,6 +23,7 @@ from vllm.v1.core import kv_cache_manager
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, KVCacheBlockCopy
 from vllm.v1.core.sched import scheduler
+from vllm.v1.engine.core import EngineCore
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     MambaSpec,
@@ -44,7 +45,7 @@ from kvgraft_vllm.interface import MANAGER_INTERFACE
 from kvgraft_vllm.manager_settings import ManagerSettings
 from kvgraft_vllm.metrics_server import serve_metrics
 
-__all__ = ["BlockIds", "KvgraftCacheManager", "put_in", "refusals"]
+__all__ = ["BlockIds", "KvgraftCacheManager", "needs_hashes", "put_in", "refusals"]
 
 logger = logging.getLogger("kvgraft.vllm")
 
@@ -113,6 +114,7 @@ class KvgraftCacheManager(KVCacheManager):
         cache: the cache, for its statistics.
         layout: the block ids of each component.
         changes: a count of events after which a deferred request may fit.
+        tells_events: whether it makes KV events.
 
     Raises:
         ConfigError: the pools cannot hold one request of the model's longest context.
@@ -150,7 +152,8 @@ class KvgraftCacheManager(KVCacheManager):
         """Prompts that the step computes a chunk of, their requests here, where it ends, and
         vLLM's request."""
         self._events = None
-        if given.get("enable_kv_cache_events"):
+        self.tells_events = bool(given.get("enable_kv_cache_events"))
+        if self.tells_events:
             self._events = _kv_events(self.cache, self.layout)
         self._private = count()
 
@@ -587,10 +590,11 @@ def put_in(settings: ManagerSettings) -> None:
 
     It applies to every scheduler class, the asynchronous one too, because it replaces the name in
     vLLM's module. If a setting is not supported, the log names it, and vLLM's own manager is used.
+    Requests of an engine whose manager needs no hashes of blocks are not hashed.
     """
     if getattr(scheduler.KVCacheManager, "__wrapped__", None) is not None:
         return
-    different = MANAGER_INTERFACE.differences(vars(kv_cache_manager))
+    different = MANAGER_INTERFACE.differences(vars(kv_cache_manager) | {"EngineCore": EngineCore})
     if different:
         _stay(different)
         return
@@ -612,8 +616,26 @@ def put_in(settings: ManagerSettings) -> None:
     def chosen(**given: Vllm) -> Vllm:
         return _choose(own, settings, configs[-1], given)
 
+    make_request = EngineCore.preprocess_add_request
+
+    @functools.wraps(make_request)
+    def made_request(self: Vllm, request: Vllm) -> Vllm:
+        if not needs_hashes(self.scheduler):
+            self.request_block_hasher = None
+        return make_request(self, request)
+
     scheduler.Scheduler.__init__ = initialized
     scheduler.KVCacheManager = chosen
+    EngineCore.preprocess_add_request = made_request
+
+
+def needs_hashes(of: Vllm) -> bool:
+    """Whether a scheduler's requests need vLLM's hashes of their blocks.
+
+    A `KvgraftCacheManager` finds data by tokens; it needs hashes for KV events alone.
+    """
+    manager = getattr(of, "kv_cache_manager", None)
+    return not isinstance(manager, KvgraftCacheManager) or manager.tells_events
 
 
 def _choose(
