@@ -214,7 +214,7 @@ class CleanReserve:
             return above or other
         if self._rank(component, other) < self._rank(component, above):
             return other
-        component.queue_device(other.victim.node)
+        component.device.queue.push(other.victim.node)
         return above
 
     def _take(self, component: TreeComponent) -> _Next | None:

@@ -151,7 +151,7 @@ class Evictor:
                 on_their_way = 0  # they have ended, or are overdue
                 if ledger.room >= n_slots:
                     if self.tree.is_candidate(victim.node, component, DEVICE):
-                        component.queue_device(victim.node)
+                        component.device.queue.push(victim.node)
                     break
                 if not eviction.still_there(victim):
                     continue
@@ -226,7 +226,7 @@ class Evictor:
             self.tree.split(node, node.end - afforded)
             return victim
         first = self.tree.split(node, node.start + afforded)
-        component.queue_device(node)
+        component.device.queue.push(node)
         return eviction.victim_at(self.tree, first, component) or victim
 
     def _begin(self, victim: Victim, unbacked: list[TreeComponent]) -> operations.Operation | None:

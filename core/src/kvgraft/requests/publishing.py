@@ -234,8 +234,9 @@ class Publisher:
 
     def finish(self, request: Request, page: int) -> int:
         """Leave the data up to `ending_page` to the tree; return the pages cached (I6, I7)."""
-        backs_up = self.backups.enabled
+        backs_up, has_state = self.backups.enabled, bool(request.state_components)
         if self._has_new(request, page) or (request.published and backs_up):
+            has_state = has_state and page * self.tree.page_size != request.computed
             boundary = max(page, request.receipt.anchor.end)
             locks = self.leases.lock(boundary) if backs_up else None
             for part in request.state_components:
@@ -247,7 +248,7 @@ class Publisher:
             else:
                 self.insert(request, page)
         page = max(page, request.cached)
-        if request.state_components:  # states that it shared may have been evicted
+        if has_state:  # other states than its last one may have been evicted
             page = matching.match(self.tree, request.key, page).anchor
         return page
 
@@ -364,7 +365,8 @@ class Publisher:
         """Offer private data up to boundary `page`; duplicates of tree data are freed (I1)."""
         inserted = self._offer(request, page, None)
         self._queue(inserted)
-        self.tree.prune(inserted.anchor)  # evict-first pages may have had no place (T3)
+        if not inserted.nodes:
+            self.tree.prune(inserted.anchor)  # evict-first pages may have had no place (T3)
         return inserted
 
     def _offer(self, request: Request, page: int, retained: Retained | None) -> inserting.Inserted:

@@ -70,6 +70,7 @@ def slot_table(
     on_device, index = tier is DEVICE, component.index
     runs = request.components[index].runs
     parts: list[bytes] = []
+    append = parts.append
     node = request.receipt.anchor
     page = above = node.end
     start = min(start, request.allocated)
@@ -83,9 +84,8 @@ def slot_table(
             parts.append(_nothing(above - node.end, component))
         low = max(low, first)  # noqa: PLW2901
         while node.end > low:
-            cell = node.cells[index]
-            slots = cell.device if on_device else cell.host
-            parts.append(slots if slots is not None else _nothing(node.end - node.start, component))
+            slots = node.cells[index].device if on_device else node.cells[index].host
+            append(_nothing(node.end - node.start, component) if slots is None else slots)
             node = node.parent  # type: ignore[assignment]
         above = node.end
     if above > first:

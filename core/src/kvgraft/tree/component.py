@@ -23,11 +23,11 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from kvgraft.errors import ConfigError, ContractViolation
-from kvgraft.policies.policy import FIRST_USE, Order
+from kvgraft.policies.policy import FIRST_USE, Order, is_left_behind
 from kvgraft.policies.recency import RecencyQueue
 from kvgraft.reach import PageReach, Reach
 from kvgraft.tree.ledger import DEVICE, HOST, Ledger, PoolBooks
-from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Cell, Node
+from kvgraft.tree.node import CLEAN, DOUBLE, ON_DEVICE, ON_HOST, Node
 from kvgraft.types import Kind, Span, Tier, new_span
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Candidates:
         self._tree = tree
         self._name, self.index = component
         self._place = place
+        self._taken = place | CLEAN if place == ON_DEVICE else place
         self._pool = pool
         self._refused: Exception | None = None
         """The error of an order that did not take a candidate, or did not drop one."""
@@ -93,34 +94,44 @@ class Candidates:
         return lines.get(level, lines[0]).order.score(stamp)
 
     def push(self, node: Node) -> None:
-        """Enter a candidate; nothing happens if it is entered already.
+        """Enter a candidate; nothing happens if it is entered already, or in the clean reserve.
 
         Pins and ledgers are being changed, so a failing order is reported at the next eviction
         (I8).
         """
         cell = node.cells[self.index]
-        if cell.queued & self._place:
+        if cell.queued & self._taken:
             return
-        line, lifetimes = self._line(node, cell.stamp), self._tree.lifetimes
+        stamp, lifetimes = cell.stamp, self._tree.lifetimes
+        if lifetimes is None:
+            line = self._lines[node.tenant][0 if stamp >= FIRST_USE else LEFT]
+        else:
+            line = self._line(node, stamp)
         try:
-            line.order.push(cell.stamp, node)
+            line.order.push(stamp, node)
         except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
             self._refused = self._refused or error
             return
         cell.queued |= self._place
         line.n += 1
         if lifetimes is not None:
-            lifetimes.entered(self, node, cell.stamp)
+            lifetimes.entered(self, node, stamp)
 
     def withdraw(self, node: Node) -> None:
         """Drop a node that is no longer a candidate; nothing happens if it is not entered."""
         cell = node.cells[self.index]
         if not cell.queued & self._place:
             return
-        line = self._line(node, cell.stamp)
-        self._gone(node, cell, line)
+        stamp, lifetimes = cell.stamp, self._tree.lifetimes
+        if lifetimes is None:
+            line = self._lines[node.tenant][0 if stamp >= FIRST_USE else LEFT]
+        else:
+            line = self._line(node, stamp)
+            lifetimes.left(self, node, stamp)
+        cell.queued ^= self._place
+        line.n -= 1
         try:
-            line.order.withdraw(cell.stamp, node)
+            line.order.withdraw(stamp, node)
         except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
             self._refused = self._refused or error
 
@@ -156,7 +167,10 @@ class Candidates:
             raise self._bad_order(f"gives no pair of stamp and node: {said}") from error
         if not cell.queued & self._place or cell.stamp != stamp:
             raise self._bad_order(f"gives {node!r} again, with stamp {stamp}")
-        self._gone(node, cell, line)
+        cell.queued ^= self._place
+        line.n -= 1
+        if self._tree.lifetimes is not None:
+            self._tree.lifetimes.left(self, node, stamp)
         return node
 
     def next_level(self) -> int | None:
@@ -184,12 +198,8 @@ class Candidates:
 
     def _line(self, node: Node, stamp: int) -> _Line:
         """Where a node with that stamp belongs by now."""
-        lines, lifetimes = self._lines[node.tenant], self._tree.lifetimes
-        if stamp < FIRST_USE:  # as `is_left_behind`, inlined: it is called at each push
-            return lines[LEFT]
-        if lifetimes is None:
-            return lines[0]
-        level = lifetimes.priority(stamp)
+        lines = self._lines[node.tenant]
+        level = LEFT if is_left_behind(stamp) else self._tree.lifetimes.priority(stamp)
         line = lines.get(level)
         if line is None:
             line = lines[level] = _Line(self._make(self._pool.parts[node.tenant]))
@@ -207,12 +217,6 @@ class Candidates:
             if line.n and level >= least and (first is None or level < first):
                 first = level
         return giver, first
-
-    def _gone(self, node: Node, cell: Cell, line: _Line) -> None:
-        cell.queued &= ~self._place
-        line.n -= 1
-        if self._tree.lifetimes is not None:
-            self._tree.lifetimes.left(self, node, cell.stamp)
 
     def _bad_order(self, what: str) -> ContractViolation:
         return ContractViolation("K2", self._name, f"its eviction policy's order {what}")
@@ -507,11 +511,6 @@ class TreeComponent:
         """Slots this component takes for the whole of `node`."""
         return 1 if self.is_state else (node.end - node.start) * self.slots_per_page
 
-    def queue_device(self, node: Node) -> None:
-        """Enter a DEVICE eviction candidate; nothing happens if it is entered already."""
-        if not node.cells[self.index].queued & CLEAN:
-            self.device.queue.push(node)
-
     def hold(self, node: Node) -> None:
         """The data on `node` was pinned on DEVICE: it is no candidate any more."""
         self.device.queue.withdraw(node)
@@ -521,7 +520,8 @@ class TreeComponent:
     def restamp(self, node: Node, stamp: int) -> None:
         """Note the latest use of the data on `node`."""
         cell = node.cells[self.index]
-        if cell.stamp == stamp:
+        if not cell.queued or cell.stamp == stamp:
+            cell.stamp = stamp
             return
         queues = [self.device.queue] if cell.queued & ON_DEVICE else []
         if self.host is not None and cell.queued & ON_HOST:
@@ -562,7 +562,7 @@ class TreeComponent:
             if node.cells[self.index].stamp == stamp:
                 return node
             if self._tree.is_candidate(node, self, DEVICE):
-                self.queue_device(node)
+                self.device.queue.push(node)
             self.queue_double(node)
         return None
 

@@ -77,7 +77,7 @@ def next_victim(
             passed.append(node)
     for node in passed:  # still candidates, though not for this request
         if tree.is_candidate(node, component, DEVICE):
-            component.queue_device(node)
+            component.device.queue.push(node)
         component.queue_double(node)
     return victim
 

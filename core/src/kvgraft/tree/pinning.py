@@ -350,24 +350,25 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
     """Pin a span from `anchor` upwards; slots that stopped being evictable."""
     #   root ── ... ──[low ──────── high)── ... ── anchor     nodes are cut at low and high
     # Each cell in between gets one pin more; slots of cells without pins: evictable -> pinned.
+    # Of a component that needs every page, nodes with a pin lie above those without (T6), and so
+    # do nodes with data (T5): the pages between are all that moves.
     index = component.index
     low, high = span
-    moved = 0
     if component.is_prefix_closed and not low and high == anchor.end:
         node = anchor
         while (above := node.parent) is not None and not (cell := node.cells[index]).device_pins:
             cell.device_pins = 1
-            if (slots := cell.device) is not None:
-                moved += len(slots)
             if cell.queued:
                 component.hold(node)
             node = above
-        while (above := node.parent) is not None:  # pinned, and so are those above (T6)
+        moved = max(0, _last_page(anchor, index) - node.end) * component.slots_per_page
+        while (above := node.parent) is not None:
             node.cells[index].device_pins += 1
             node = above
         if stamp:
             component.restamp(anchor, stamp)
-        return moved // SLOT_BYTES
+        return moved
+    moved = 0
     node = anchor
     if stamp and component.is_prefix_closed:
         component.restamp(anchor, stamp)
@@ -388,39 +389,51 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
         cell.device_pins = pins + 1
         if cell.queued:
             component.hold(node)
-        if stamp:
+        if stamp and cell.queued:
             component.restamp(node, stamp)
+        elif stamp:
+            cell.stamp = stamp
         node = node.parent  # type: ignore[assignment]
     return moved // SLOT_BYTES
+
+
+def _last_page(node: Node, index: int) -> int:
+    """The end of a prefix-closed component's data on DEVICE, on a node and those above."""
+    while node.cells[index].device is None and node.parent is not None:
+        node = node.parent
+    return node.end
 
 
 def _unpin_path(tree: Tree, component: TreeComponent, anchor: Node, span: Span) -> None:
     """`_unpin` of a component that needs every page."""
     #   root ── 3 ── 3 ── 1 ── 1 anchor     pins do not rise downwards (T6): of the cells without
     #   ...     2    2    0    0            a pin the lowest with data may be a candidate
-    index, home_is_host, moved = component.index, component.home_is_host, 0
-    node, first = anchor, span.start
-    while node.end > span.end:
-        node = node.parent  # type: ignore[assignment]
-    lowest = node
-    while node.end > first and (cell := node.cells[index]).device_pins == 1:
+    index = component.index
+    lowest = anchor
+    while lowest.end > span.end:
+        lowest = lowest.parent  # type: ignore[assignment]
+    node = lowest
+    while (above := node.parent) is not None and (cell := node.cells[index]).device_pins == 1:
         cell.device_pins = 0
-        if (slots := cell.device) is not None:
-            moved += len(slots)
-        if home_is_host and tree.is_candidate(node, component, HOST):
+        node = above
+    held = node
+    while (above := node.parent) is not None:
+        node.cells[index].device_pins -= 1
+        node = above
+    node = lowest
+    while component.home_is_host and node is not held:
+        if tree.is_candidate(node, component, HOST):
             component.pool(HOST).queue.push(node)
         node = node.parent  # type: ignore[assignment]
-    while node.end > first:
-        node.cells[index].device_pins -= 1
-        node = node.parent  # type: ignore[assignment]
-    if moved:
+    while lowest.cells[index].device is None and lowest.parent is not None:
+        lowest = lowest.parent
+    moved = (lowest.end - held.end) * component.slots_per_page
+    if moved > 0:
         ledger = component.devices[anchor.tenant]
-        ledger.pinned -= moved // SLOT_BYTES
-        ledger.evictable += moved // SLOT_BYTES
-        while lowest.cells[index].device is None:
-            lowest = lowest.parent  # type: ignore[assignment]
+        ledger.pinned -= moved
+        ledger.evictable += moved
         if tree.is_leaf(lowest, DEVICE):
-            component.queue_device(lowest)
+            component.device.queue.push(lowest)
 
 
 def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Span, ...]) -> None:
@@ -436,7 +449,7 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
             cell.device_pins = pins = cell.device_pins - 1
             if not pins and cell.device is not None:
                 moved += len(cell.device)
-                component.queue_device(node)
+                component.device.queue.push(node)
             if not pins and component.home_is_host and tree.is_candidate(node, component, HOST):
                 component.pool(HOST).queue.push(node)
             if component.is_state:

@@ -396,42 +396,49 @@ class Tree:
         """
         #   live of a node = own cells with data + live children: from 0 to 1 its parent gains one
         cell = node.cells[component.index]
-        on_device = tier is DEVICE
-        ledger = (component.devices if on_device else component.hosts)[node.tenant]
-        assert ledger is not None
-        if cell.device_pins if on_device else cell.host_pins:
+        if tier is DEVICE:
+            ledger, n_pins = component.devices[node.tenant], cell.device_pins
+            if grown_from is None:
+                cell.device = slots
+                node.live_device = live = node.live_device + 1
+            else:
+                assert cell.device is not None
+                cell.device += slots
+                live = node.live_device
+        else:
+            ledger, n_pins = component.ledger(HOST, node.tenant), cell.host_pins
+            cell.host = slots
+            node.live_host = live = node.live_host + 1
+        if n_pins:
             ledger.pinned += len(slots) // SLOT_BYTES
         else:
             ledger.evictable += len(slots) // SLOT_BYTES
-        if grown_from is not None:
-            assert cell.device is not None
-            cell.device += slots
-            for each in self.observers:
-                each.arrived(node, component, tier, grown_from, source)
-            return
-        if on_device:
-            cell.device = slots
-        else:
-            cell.host = slots
-        if cell.device is not None and cell.host is not None:
+        if cell.host is not None and cell.device is not None:
             component.queue_double(node)
         for each in self.observers:
-            each.arrived(node, component, tier, node.start, source)
-        live = 0
-        above: Node | None = node
-        while live <= 1 and above is not None:
-            if on_device:
-                live = above.live_device = above.live_device + 1
-            else:
-                live = above.live_host = above.live_host + 1
-            if above is not node:  # no leaf any more
-                for leaf in self.prefix_closed:
-                    pool = leaf.device if on_device else leaf.host
-                    if pool is not None and above.cells[leaf.index].queued:
-                        pool.queue.withdraw(above)
-            above = above.parent
-        if on_device and not component.is_prefix_closed:
+            start = node.start if grown_from is None else grown_from
+            each.arrived(node, component, tier, start, source)
+        if grown_from is not None:
+            return
+        if live == 1 and node.parent is not None:
+            self._rise(node.parent, tier)
+        if tier is DEVICE and not component.is_prefix_closed:
             self._enter_anew(node, component)
+
+    def _rise(self, node: Node, tier: Tier) -> None:
+        """A child of `node` is live on a tier from now on: it is no leaf any more."""
+        above: Node | None = node
+        live = 1
+        while live == 1 and above is not None:
+            if tier is DEVICE:
+                above.live_device = live = above.live_device + 1
+            else:
+                above.live_host = live = above.live_host + 1
+            for leaf in self.prefix_closed:
+                pool = leaf.device if tier is DEVICE else leaf.host
+                if pool is not None and above.cells[leaf.index].queued:
+                    pool.queue.withdraw(above)
+            above = above.parent
 
     def _enter_anew(self, node: Node, component: TreeComponent) -> None:
         """Losing the data before `node`'s costs less now: enter that candidate anew."""
@@ -449,7 +456,7 @@ class Tree:
         was_left = is_left_behind(node.cells[component.index].stamp)
         component.restamp(node, self.clock)
         if was_left and self.is_candidate(node, component, DEVICE):
-            component.queue_device(node)
+            component.device.queue.push(node)
 
     # -- data leaving a cell
 
@@ -517,7 +524,7 @@ class Tree:
         for component in self.prefix_closed:
             if self.is_candidate(below, component, tier):
                 if tier is DEVICE:
-                    component.queue_device(below)
+                    component.device.queue.push(below)
                 else:
                     component.pool(HOST).queue.push(below)
 
@@ -558,7 +565,7 @@ class Tree:
         for component, cell in zip(self.components, node.cells):
             idle = cell.device is not None and not cell.device_pins
             if idle and (leaf or not component.is_prefix_closed):
-                component.queue_device(node)
+                component.device.queue.push(node)
             host = component.host
             if host is None or cell.host is None:
                 continue
