@@ -223,8 +223,8 @@ change(
     TWO,
     "A5 A12 A7",
     Budget.fitting_chunk,
-    "max(0, ledger.headroom)",
-    "max(0, ledger.free)",
+    "max(0, account.ledger.headroom)",
+    "max(0, account.ledger.free)",
 )
 change(
     "a chunk ends inside a page",
@@ -372,16 +372,16 @@ change(
     TWO,
     "L4 T8",
     Tree.put,
-    "if cell.device_pins if on_device else cell.host_pins:",
-    "if False if on_device else cell.host_pins:",
+    "ledger, n_pins = component.devices[node.tenant], cell.device_pins",
+    "ledger, n_pins = component.devices[node.tenant], 0",
 )
 change(
     "HOST data arrives unpinned",
     "hosted+window",
     "L4 T8",
     Tree.put,
-    "if cell.device_pins if on_device else cell.host_pins:",
-    "if cell.device_pins if on_device else False:",
+    "ledger, n_pins = component.ledger(HOST, node.tenant), cell.host_pins",
+    "ledger, n_pins = component.ledger(HOST, node.tenant), 0",
 )
 change(
     "a node goes although a receipt is anchored there",

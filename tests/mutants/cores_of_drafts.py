@@ -139,7 +139,7 @@ change(
     "everything+state",
     "G6 I6",
     Publisher.finish,
-    "if request.state_components:  # states that it shared may have been evicted",
+    "if has_state:  # other states than its last one may have been evicted",
     "if False:",
 )
 change(

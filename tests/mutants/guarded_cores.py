@@ -131,8 +131,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "data arriving on a pinned node is evictable": BadCore(
         ("L4", "T8"),
         "tree/tree.py",
-        "if cell.device_pins if on_device else cell.host_pins:",
-        "if False if on_device else cell.host_pins:",
+        "ledger, n_pins = component.devices[node.tenant], cell.device_pins",
+        "ledger, n_pins = component.devices[node.tenant], 0",
     ),
     "a dead node stays when its last receipt is released": BadCore(
         ("T3",),
@@ -872,9 +872,9 @@ GUARDED_CORES: dict[str, BadCore] = {
             "T8",
         ),
         "requests/slots.py",
-        "stored_between(first, end) * component.slots_per_page\n            if not part",
+        "stored_between(first, end) * component.slots_per_page\n            beyond",
         "stored_between(first, end) * component.slots_per_page\n"
-        "            n = max(1, n - 1)\n            if not part",
+        "            n = max(1, n - 1)\n            beyond",
     ),
     "a restart forgets that a load failed": BadCore(
         ("R5", "M1", "R8"),

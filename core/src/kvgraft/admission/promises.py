@@ -73,6 +73,9 @@ class Budget:
         step = min(chunk, request.prompt - request.computed)
         sizes = self.tree.page_size, request.computed, step, request.prompt, request.total
         query = new_query((*sizes, 0, len(request.checkpoints)))
+        more_pages = self.points.late_pages + request.draft_pages  # G1
+        if request.total <= request.prompt:
+            more_pages = 0
         for part, hook in zip(request.components, self._hooks):
             component = part.component
             asked = query._replace(host_slots=part.host_slots) if part.host_slots else query
@@ -83,8 +86,8 @@ class Budget:
                 demand = default_demand(component, asked)
             else:
                 self._check_demand(component, asked, demand)
-            more = (self.points.late_pages + request.draft_pages) * component.slots_per_page
-            if more and not component.is_state and request.total > request.prompt:  # G1
+            if more_pages and not component.is_state:
+                more = more_pages * component.slots_per_page
                 rest = self._remaining(request, part) + part.host_slots - demand.now - demand.later
                 demand = demand._replace(later=demand.later + max(0, min(more, rest)))
             part.demand = demand
@@ -346,10 +349,12 @@ class Budget:
             for account in (part.account, part.host_account):
                 if account is None:
                     continue
-                ledger = account.ledger
-                end = pages_up(request.computed + tokens, page_size)
+                end = -(-(request.computed + tokens) // page_size)
                 pages = component.stored_between(request.allocated, end)
-                room = (account.promised + max(0, ledger.headroom)) // component.slots_per_page
+                if pages * component.slots_per_page <= account.promised:
+                    continue
+                room = account.promised + max(0, account.ledger.headroom)
+                room //= component.slots_per_page
                 if pages > room:
                     fits = (request.allocated + room) * page_size
                     tokens = max(0, min(tokens, fits - request.computed))

@@ -245,11 +245,6 @@ class RequestComponent:
         hosts = [SlotOwner(name, Tier.HOST, who, run.host, tenant) for run in runs if run.host]
         return found + hosts
 
-    def has_promised(self, n: int) -> bool:
-        """Whether `n` slots are promised."""
-        host = self.host_account
-        return n <= self.account.promised and (host is None or n <= host.promised)
-
     def unreserved(self, n: int) -> list[tuple[Ledger, int]]:
         """By pool, how many of `n` slots are not promised."""
         accounts = (self.account, self.host_account)

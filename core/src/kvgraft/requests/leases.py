@@ -12,7 +12,7 @@ from kvgraft.errors import ContractViolation
 from kvgraft.packages.dispatch import Mounted, are_spans, shown
 from kvgraft.requests.components import RequestComponent, RequestState
 from kvgraft.requests.eviction import Evictor
-from kvgraft.requests.request import NO_PAGES, Limited, Request
+from kvgraft.requests.request import NO_PAGES, NOTHING_FETCHED, Limited, Request
 from kvgraft.transfers import Fence, Journal, Transfer
 from kvgraft.tree import matching, operations, pinning
 from kvgraft.tree.component import TreeComponent
@@ -249,9 +249,11 @@ def begin_at(lease: Lease, request: Request, tree: Tree) -> None:
     request.key.found_at(receipt.anchor, found.root)
     request.computed = request.anchor_tokens = found.anchor * tree.page_size
     request.device_tokens = found.device_anchor * tree.page_size
-    start = max(found.device_anchor, request.fetched.start)
-    fetched = min(found.anchor, request.fetched.end) - start
-    request.storage_tokens = max(0, fetched) * tree.page_size
+    request.storage_tokens = 0
+    if request.fetched is not NOTHING_FETCHED:
+        start = max(found.device_anchor, request.fetched.start)
+        fetched = min(found.anchor, request.fetched.end) - start
+        request.storage_tokens = max(0, fetched) * tree.page_size
     request.allocated = request.cached = request.last_point = request.last_left = found.anchor
     request.left, request.points_left_out, request.published = NO_PAGES, None, False
     request.waits, request.fits = [], False

@@ -452,7 +452,7 @@ class Publisher:
         if page > request.receipt.anchor.end:
             return True
         for part in () if keep_slots else request.components:
-            if part.runs and part.runs[0].first < page:
+            if part.holds_pages and part.first_page < page:
                 return True
         return page > request.cached and any(own.shared < page for own in request.state_components)
 

@@ -98,9 +98,8 @@ class PageSlots:
             if component.is_state:
                 continue
             n = component.stored_between(first, end) * component.slots_per_page
-            if not part.has_promised(n) and any(
-                short > ledger.headroom for ledger, short in part.unreserved(n)
-            ):
+            beyond = n > part.account.promised or part.host_account is not None
+            if beyond and any(short > ledger.headroom for ledger, short in part.unreserved(n)):
                 return False
             if n:
                 needs.append((part, n))

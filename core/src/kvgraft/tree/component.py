@@ -534,8 +534,9 @@ class TreeComponent:
 
     def is_worth(self, stamp: int, other: int) -> bool:
         """Whether the policy scores data with a stamp no lower than data with another one."""
-        score = self.device.queue.score(stamp)
-        return score is None or (least := self.device.queue.score(other)) is None or score >= least
+        order = self.device.queue.first_order
+        score, least = order.score(stamp), order.score(other)
+        return score is None or least is None or score >= least
 
     def pop_device(self) -> Node | None:
         """Take the next DEVICE candidate: evict-first, then the clean reserve; None if none is."""

@@ -439,21 +439,21 @@ def _unpin_path(tree: Tree, component: TreeComponent, anchor: Node, span: Span) 
 def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Span, ...]) -> None:
     """Undo pins on DEVICE over `segment`; cells that became evictable are entered as candidates."""
     #   last pin of a cell with data:  pinned -> evictable, and a candidate
-    index, moved = component.index, 0
-    for low, high in segment:
+    index, moved, push = component.index, 0, component.device.queue.push
+    for start, high in segment:
         node = anchor
         while node.end > high:
             node = node.parent  # type: ignore[assignment]
-        while node.end > low or component.is_state:
+        low = node.start if component.is_state else start
+        while node.end > low:
             cell = node.cells[index]
             cell.device_pins = pins = cell.device_pins - 1
-            if not pins and cell.device is not None:
-                moved += len(cell.device)
-                component.device.queue.push(node)
-            if not pins and component.home_is_host and tree.is_candidate(node, component, HOST):
-                component.pool(HOST).queue.push(node)
-            if component.is_state:
-                break
+            if not pins:
+                if (slots := cell.device) is not None:
+                    moved += len(slots)
+                    push(node)
+                if component.home_is_host and tree.is_candidate(node, component, HOST):
+                    component.pool(HOST).queue.push(node)
             node = node.parent  # type: ignore[assignment]
     if moved:
         ledger = component.devices[anchor.tenant]
