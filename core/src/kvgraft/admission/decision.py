@@ -146,18 +146,17 @@ def default_demand(component: TreeComponent, query: DemandQuery) -> Demand:
         decodes = int(query.total > query.prompt)
         return new_demand((1 + query.host_slots, query.checkpoints + decodes, ()))
     page_size, computed, step, prompt, tokens, host_slots, _ = query
-    stored_between = component.stored_between
     #   pages   ├─ held ─┼─ chunk ─┼─ rest of prompt and decode ─┼─ slack ─┤ = total
     #   now   = min(peak, chunk + slack) + host hits         later = peak - min(peak, chunk + slack)
     #   peak  = total, or less if the reach is bounded: pages behind it are released meanwhile
     held = -(-computed // page_size)
     last = -(-tokens // page_size)
     total = component.stored_between(held, last + SLACK_PAGES)
-    chunk = stored_between(held, -(-(computed + step) // page_size))
+    chunk = component.stored_between(held, -(-(computed + step) // page_size))
     peak = total
     if not component.is_prefix_closed:
         reach = component.reach_pages.width(last)
-        extend = stored_between(held, -(-prompt // page_size))
+        extend = component.stored_between(held, -(-prompt // page_size))
         if extend > chunk:
             peak = min(total, reach + chunk + 1)
         else:

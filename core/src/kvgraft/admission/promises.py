@@ -73,9 +73,8 @@ class Budget:
         step = min(chunk, request.prompt - request.computed)
         sizes = self.tree.page_size, request.computed, step, request.prompt, request.total
         query = new_query((*sizes, 0, len(request.checkpoints)))
-        more_pages = self.points.late_pages + request.draft_pages  # G1
-        if request.total <= request.prompt:
-            more_pages = 0
+        decodes = request.total > request.prompt
+        late = self.points.late_pages + request.draft_pages if decodes else 0  # G1
         for part, hook in zip(request.components, self._hooks):
             component = part.component
             asked = query._replace(host_slots=part.host_slots) if part.host_slots else query
@@ -86,8 +85,8 @@ class Budget:
                 demand = default_demand(component, asked)
             else:
                 self._check_demand(component, asked, demand)
-            if more_pages and not component.is_state:
-                more = more_pages * component.slots_per_page
+            if late and not component.is_state:
+                more = late * component.slots_per_page
                 rest = self._remaining(request, part) + part.host_slots - demand.now - demand.later
                 demand = demand._replace(later=demand.later + max(0, min(more, rest)))
             part.demand = demand
@@ -353,8 +352,8 @@ class Budget:
                 pages = component.stored_between(request.allocated, end)
                 if pages * component.slots_per_page <= account.promised:
                     continue
-                room = account.promised + max(0, account.ledger.headroom)
-                room //= component.slots_per_page
+                spare = account.promised + max(0, account.ledger.headroom)
+                room = spare // component.slots_per_page
                 if pages > room:
                     fits = (request.allocated + room) * page_size
                     tokens = max(0, min(tokens, fits - request.computed))

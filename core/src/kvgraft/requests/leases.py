@@ -248,8 +248,7 @@ def begin_at(lease: Lease, request: Request, tree: Tree) -> None:
         request.root = root
     request.key.found_at(receipt.anchor, found.root)
     request.computed = request.anchor_tokens = found.anchor * tree.page_size
-    request.device_tokens = found.device_anchor * tree.page_size
-    request.storage_tokens = 0
+    request.device_tokens, request.storage_tokens = found.device_anchor * tree.page_size, 0
     if request.fetched is not NOTHING_FETCHED:
         start = max(found.device_anchor, request.fetched.start)
         fetched = min(found.anchor, request.fetched.end) - start

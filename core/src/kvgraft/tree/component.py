@@ -96,8 +96,7 @@ class Candidates:
     def push(self, node: Node) -> None:
         """Enter a candidate; nothing happens if it is entered already, or in the clean reserve.
 
-        Pins and ledgers are being changed, so a failing order is reported at the next eviction
-        (I8).
+        Pins are being changed, so a failing order is reported at the next eviction (I8).
         """
         cell = node.cells[self.index]
         if cell.queued & self._taken:
@@ -490,11 +489,7 @@ class TreeComponent:
 
     def books_for(self, tier: Tier, tenant: int | None) -> PoolBooks:
         """The books that decide whether a tenant, or with None any request, may take slots."""
-        if tenant is None:
-            return self.pool(tier)
-        books = (self.devices if tier is DEVICE else self.hosts)[tenant]
-        assert books is not None
-        return books
+        return self.pool(tier) if tenant is None else self.ledger(tier, tenant)
 
     def stored_between(self, first: int, end: int) -> int:
         """Number of the pages `[first, end)` of a running request that get slots."""

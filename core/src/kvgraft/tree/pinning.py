@@ -353,26 +353,22 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
     # Of a component that needs every page, nodes with a pin lie above those without (T6), and so
     # do nodes with data (T5): the pages between are all that moves.
     index = component.index
-    low, high = span
-    if component.is_prefix_closed and not low and high == anchor.end:
+    if component.is_prefix_closed:
         node = anchor
         while (above := node.parent) is not None and not (cell := node.cells[index]).device_pins:
             cell.device_pins = 1
             if cell.queued:
                 component.hold(node)
             node = above
-        moved = max(0, _last_page(anchor, index) - node.end) * component.slots_per_page
+        moved = max(0, _lowest(anchor, index).end - node.end) * component.slots_per_page
         while (above := node.parent) is not None:
             node.cells[index].device_pins += 1
             node = above
         if stamp:
             component.restamp(anchor, stamp)
         return moved
-    moved = 0
-    node = anchor
-    if stamp and component.is_prefix_closed:
-        component.restamp(anchor, stamp)
-        stamp = 0
+    low, high = span
+    moved, node = 0, anchor
     while node.end > low:
         if node.start >= high:
             assert node.parent is not None
@@ -397,11 +393,11 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
     return moved // SLOT_BYTES
 
 
-def _last_page(node: Node, index: int) -> int:
-    """The end of a prefix-closed component's data on DEVICE, on a node and those above."""
+def _lowest(node: Node, index: int) -> Node:
+    """The lowest of a node and those above with a component's data on DEVICE; else the root."""
     while node.cells[index].device is None and node.parent is not None:
         node = node.parent
-    return node.end
+    return node
 
 
 def _unpin_path(tree: Tree, component: TreeComponent, anchor: Node, span: Span) -> None:
@@ -425,8 +421,7 @@ def _unpin_path(tree: Tree, component: TreeComponent, anchor: Node, span: Span) 
         if tree.is_candidate(node, component, HOST):
             component.pool(HOST).queue.push(node)
         node = node.parent  # type: ignore[assignment]
-    while lowest.cells[index].device is None and lowest.parent is not None:
-        lowest = lowest.parent
+    lowest = _lowest(lowest, index)
     moved = (lowest.end - held.end) * component.slots_per_page
     if moved > 0:
         ledger = component.devices[anchor.tenant]

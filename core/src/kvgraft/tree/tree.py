@@ -404,7 +404,7 @@ class Tree:
             else:
                 assert cell.device is not None
                 cell.device += slots
-                live = node.live_device
+                live = 0
         else:
             ledger, n_pins = component.ledger(HOST, node.tenant), cell.host_pins
             cell.host = slots
@@ -416,20 +416,9 @@ class Tree:
         if cell.host is not None and cell.device is not None:
             component.queue_double(node)
         for each in self.observers:
-            start = node.start if grown_from is None else grown_from
-            each.arrived(node, component, tier, start, source)
-        if grown_from is not None:
-            return
-        if live == 1 and node.parent is not None:
-            self._rise(node.parent, tier)
-        if tier is DEVICE and not component.is_prefix_closed:
-            self._enter_anew(node, component)
-
-    def _rise(self, node: Node, tier: Tier) -> None:
-        """A child of `node` is live on a tier from now on: it is no leaf any more."""
-        above: Node | None = node
-        live = 1
-        while live == 1 and above is not None:
+            each.arrived(node, component, tier, grown_from or node.start, source)
+        above = node.parent
+        while live == 1 and above is not None:  # no leaf any more
             if tier is DEVICE:
                 above.live_device = live = above.live_device + 1
             else:
@@ -439,6 +428,8 @@ class Tree:
                 if pool is not None and above.cells[leaf.index].queued:
                     pool.queue.withdraw(above)
             above = above.parent
+        if tier is DEVICE and not component.is_prefix_closed and grown_from is None:
+            self._enter_anew(node, component)
 
     def _enter_anew(self, node: Node, component: TreeComponent) -> None:
         """Losing the data before `node`'s costs less now: enter that candidate anew."""
@@ -523,10 +514,7 @@ class Tree:
             return
         for component in self.prefix_closed:
             if self.is_candidate(below, component, tier):
-                if tier is DEVICE:
-                    component.device.queue.push(below)
-                else:
-                    component.pool(HOST).queue.push(below)
+                component.pool(tier).queue.push(below)
 
     def drop(self, node: Node, component: TreeComponent, tier: Tier, cause: Cause) -> None:
         """An unpinned cell's slots on a tier become free."""

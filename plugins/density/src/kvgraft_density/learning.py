@@ -236,15 +236,19 @@ class Prefixes:
         above = visit.trail
         if above is not None and above.end > n_seen:
             above = visit.trail = self._cut(above, n_seen)
+        n_uses = self._n_uses
         while above is not None:
-            away = above.away
+            away, end = above.away, above.end
             if away is not None:
                 above.away = None
                 self._came_back(away, len(above.sums), clock)
-            self._n_uses = above.number = self._n_uses + 1
-            above.n_seen = n_seen if n_seen < above.end else above.end
-            above.clock, above.pace = clock, pace
+            n_uses += 1
+            above.number = n_uses
+            above.n_seen = n_seen if n_seen < end else end
+            above.clock = clock
+            above.pace = pace
             above = above.parent
+        self._n_uses = n_uses
         self.n_returns += self.n_reuses > n_reuses
         if n_seen < len(visit.sums):
             trail = visit.trail = self._grown(visit.trail, visit.sums, n_seen)
@@ -275,16 +279,19 @@ class Prefixes:
         if its_class not in self.reached:
             self.reached[its_class], self.reused[its_class] = [0] * N_BINS, [0] * N_BINS
         away = Away(self.reached[its_class], self.reused[its_class], clock)
+        n_uses = self._n_uses
         while trail is not None:
-            n = len(trail.sums)
             if trail.away is not None:
-                self._was_there(trail.away, n)
-            away.n += n
-            trail.away, trail.clock = away, clock
-            self._n_uses = trail.number = self._n_uses + 1
+                self._was_there(trail.away, len(trail.sums))
+            trail.away = away
+            trail.clock = clock
+            n_uses += 1
+            trail.number = n_uses
             trail = trail.parent
+        self._n_uses = n_uses
         self._n_away += 1
         self._ageing[0].append(away)
+        away.n = len(sums)
         away.reached[0] += away.n
 
     def age(self, clock: int) -> bool:
@@ -376,8 +383,9 @@ class Prefixes:
         number = bin_of((clock - away.clock) // self.unit)
         self.n_reuses += n
         away.reused[number] += n
-        for passed in range(away.number + 1, number + 1):
-            away.reached[passed] += n
+        if number > away.number:
+            for passed in range(away.number + 1, number + 1):
+                away.reached[passed] += n
         away.n -= n
         if not away.n:
             self._n_away -= 1

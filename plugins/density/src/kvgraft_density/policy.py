@@ -84,6 +84,8 @@ MOST_ENTERED: Final = 512
 MOVED_AT_ONCE: Final = 64
 """So many of them are sorted by stamp once there are so many more."""
 
+MOVED_AT: Final = MOST_ENTERED + MOVED_AT_ONCE
+
 MOST_ASKED: Final = 8
 """Candidates whose cost is asked for first at each victim, the least recently used ones.
 
@@ -327,18 +329,19 @@ class DensityOrder:
             return
         entered = self._entered
         entered[id(node)] = stamp, node
-        if len(entered) >= MOST_ENTERED + MOVED_AT_ONCE:
+        if len(entered) >= MOVED_AT:
             for which in list(islice(entered, MOVED_AT_ONCE)):
                 self._unasked.push(*entered.pop(which))
 
     def withdraw(self, stamp: int, node: Any) -> None:
         """Drop a candidate that was entered with that stamp."""
-        entered = self._entered.get(id(node))
-        if entered is not None and entered[0] == stamp:
-            del self._entered[id(node)]
-            return
-        if self._unasked.drop(stamp, node):
-            return
+        if self._cost is not None:
+            entered = self._entered.get(id(node))
+            if entered is not None and entered[0] == stamp:
+                del self._entered[id(node)]
+                return
+            if self._unasked.drop(stamp, node):
+                return
         kinds = self._kinds[stamp & MAX_CLASSES - 1]
         for at, kind in enumerate(kinds):
             if self._queues[kind].drop(stamp, node):
