@@ -13,7 +13,7 @@ from kvgraft.transfers.journal import Journal, Transfer
 from kvgraft.tree import eviction, operations
 from kvgraft.tree.component import Cause, TreeComponent
 from kvgraft.tree.eviction import Victim
-from kvgraft.tree.ledger import DEVICE, HOST, Ledger
+from kvgraft.tree.ledger import DEVICE, HOST
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Direction, Tier
 
@@ -95,15 +95,14 @@ class Evictor:
         return ledger.room >= n_slots
 
     def ensure_promised(
-        self, component: TreeComponent, n_slots: int, tenant: int | None, promised: int
+        self, component: TreeComponent, n_slots: int, tenant: int, promised: int
     ) -> None:
         """Free DEVICE slots of one component until `n_slots` are free (A7).
 
         A request was promised `promised` of them; the others come out of the headroom.
         """
-        ledger = component.books_for(DEVICE, tenant)
+        ledger = component.ledger(DEVICE, tenant)
         others = max(0, n_slots - promised)
-        assert isinstance(ledger, Ledger)
         ledger.promised += others
         try:
             made = self.ensure_free(component, DEVICE, n_slots, tenant)

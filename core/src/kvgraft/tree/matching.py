@@ -226,11 +226,13 @@ def _first_gap(
         return None if there else node
     if component.window_pages is not None:
         #   boundary 9, window 3:  [0..4)  [4..7)  [7..9)     upwards until a node ends at low = 6
-        low = boundary - component.window_pages
-        while above is not None and above.end > low and above.end:
-            if not readable(above.cells[position], component, device_only=device_only):
-                return above
-            above = above.parent
+        low, hosted = max(0, boundary - component.window_pages), component.home_is_host
+        while node.end > low:
+            cell = node.cells[position]
+            there = cell.device is not None and not hosted
+            if not there and not readable(cell, component, device_only=device_only):
+                return node
+            node = node.parent  # type: ignore[assignment]
         return None
     for span in reversed(component.reach_pages.spans(boundary)):
         while above is not None and above.end > span.start:

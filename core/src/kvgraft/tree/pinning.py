@@ -369,15 +369,13 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
         return moved
     low, high = span
     moved, node = 0, anchor
+    while node.start >= high:
+        node = node.parent  # type: ignore[assignment]
+    if node.end > high:
+        node = tree.split(node, high)
     while node.end > low:
-        if node.start >= high:
-            assert node.parent is not None
-            node = node.parent
-            continue
         if node.start < low:
             tree.split(node, low)
-        if node.end > high:
-            node = tree.split(node, high)
         cell = node.cells[index]
         pins = cell.device_pins
         if not pins and cell.device is not None:
