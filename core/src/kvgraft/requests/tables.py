@@ -70,7 +70,6 @@ def slot_table(
     on_device, index = tier is DEVICE, component.index
     runs = request.components[index].runs
     parts: list[bytes] = []
-    append = parts.append
     node = request.receipt.anchor
     page = above = node.end
     start = min(start, request.allocated)
@@ -85,7 +84,7 @@ def slot_table(
         low = max(low, first)  # noqa: PLW2901
         while node.end > low:
             slots = node.cells[index].device if on_device else node.cells[index].host
-            append(_nothing(node.end - node.start, component) if slots is None else slots)
+            parts.append(_nothing(node.end - node.start, component) if slots is None else slots)
             node = node.parent  # type: ignore[assignment]
         above = node.end
     if above > first:

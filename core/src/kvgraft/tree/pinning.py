@@ -432,7 +432,7 @@ def _unpin_path(tree: Tree, component: TreeComponent, anchor: Node, span: Span) 
 def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Span, ...]) -> None:
     """Undo pins on DEVICE over `segment`; cells that became evictable are entered as candidates."""
     #   last pin of a cell with data:  pinned -> evictable, and a candidate
-    index, moved, push = component.index, 0, component.device.queue.push
+    index, moved, queue = component.index, 0, component.device.queue
     for start, high in segment:
         node = anchor
         while node.end > high:
@@ -444,7 +444,7 @@ def _unpin(tree: Tree, component: TreeComponent, anchor: Node, segment: tuple[Sp
             if not pins:
                 if (slots := cell.device) is not None:
                     moved += len(slots)
-                    push(node)
+                    queue.push(node)
                 if component.home_is_host and tree.is_candidate(node, component, HOST):
                     component.pool(HOST).queue.push(node)
             node = node.parent  # type: ignore[assignment]
