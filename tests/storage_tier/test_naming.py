@@ -15,7 +15,7 @@ from kvgraft_storage.tier.names import PageHashes, known_hashes
 
 from ..serving.server import Server
 from ..serving.setups import SETUPS, Setup
-from .shelf import Shelf, open_cache, tier_of, until
+from .shelf import Shelf, open_cache, settings, tier_of, until
 
 PROMPT = list(range(100, 164))
 ROOM: dict[str, Any] = {"device_tokens": 256, "host_tokens": 512, "guard": GuardMode.OFF}
@@ -55,13 +55,18 @@ def test_hashes_are_of_one_tree_one_namespace_and_the_pages_that_are_there() -> 
     mine = object()
     key = TokenKey(PROMPT, "tenant")
     three, four, five = bytes([3]) * 32, bytes([4]) * 32, bytes([5]) * 32
-    key.hashed = PageHashes(mine, "tenant", 3, three + four + five)
+    versions = tier_of(SETUPS["full"].open(storage=settings())).versions
+    key.hashed = PageHashes(mine, "tenant", 3, three + four + five, versions, versions.number)
     assert known_hashes(key, mine, 3, 6) == three + four + five
     assert known_hashes(key, mine, 4, 5) == four
     assert known_hashes(key, mine, 2, 5) == b""
     assert known_hashes(key, mine, 4, 7) == four + five, "as far as they are known"
     assert known_hashes(key, mine, 7, 9) == b""
     assert known_hashes(key, object(), 3, 6) == b""
+    versions.change(["any"], None)
+    assert known_hashes(key, mine, 3, 6) == b"", "a namespace was cleared"
+    key.hashed = key.hashed._replace(number=versions.number)
+    assert known_hashes(key, mine, 3, 6) == three + four + five
     key.namespace = "another"
     assert known_hashes(key, mine, 3, 6) == b""
 
@@ -91,7 +96,8 @@ def test_a_copy_that_is_given_another_namespace_has_other_names() -> None:
 
 def test_a_key_that_is_cut_drops_them_and_a_copy_has_them() -> None:
     key = TokenKey(PROMPT)
-    key.hashed = PageHashes(None, None, 0, bytes(32))
+    versions = tier_of(SETUPS["full"].open(storage=settings())).versions
+    key.hashed = PageHashes(None, None, 0, bytes(32), versions, 0)
     fork = copy(key)
     assert fork.hashed is key.hashed
     key.truncate(40)

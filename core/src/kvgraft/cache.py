@@ -567,31 +567,31 @@ class Cache(Serving):
             self.pins = load_part("pins")(self.tree, self.leases, self.config.pin_share)
         return self.pins
 
-    def clear(self, namespace: object = Namespaces.ALL) -> Any:
-        """Forget all data of one namespace, or of all, on DEVICE and HOST, while requests run.
+    def clear(self, namespace: object = Namespaces.ALL, *, version: object = None) -> Any:
+        """Forget all data of one namespace, or of all, on every tier, while requests run.
 
         No request hits it from now on: after new weights were loaded, none resumes from the old
         ones' data. Data without a holder is freed in parts of some tens of nodes: the first at
         once, another in each `poll`, the rest in `drain`; requests that need room take it there
         first. Data that a request, a pin or a copy holds is freed at a `poll` after that ends.
-        Admitted requests go on with their data and share nothing: to compute them again, `retract`
-        them first. Requests begun and not admitted are matched again at admission. Prefetches under
-        way end, and so do pins. STORAGE keeps its data, and a later prefetch brings it back:
-        `storage.clear()` removes it there. O(namespaces + requests + pins); O(nodes) where events
-        are read.
+        Admitted requests go on with their data and share nothing; `retract` them first to compute
+        them again. Requests begun and not admitted are matched again. Prefetches under way end, and
+        so do pins. STORAGE gets other names for later data, which a restart keeps once `drain`
+        returned True. O(namespaces + requests + pins); O(nodes) where events are read.
 
         Args:
             namespace: clear only this one. None is the namespace of keys without any.
+            version: of later data in STORAGE, shared by all that give the same; by default its own.
 
         Returns:
             A `kvgraft_retention.ClearStats`.
 
         Raises:
-            ConfigError: a namespace that no key can have, or `kvgraft-retention` is not installed.
+            ConfigError: a namespace or version of another type, or no `kvgraft-retention`.
             LeaseError: the cache is closed.
         """
         self.expect_open()
-        return load_part("clear")(self, namespace)
+        return load_part("clear")(self, namespace, version)
 
     def stats(self) -> CacheStats:
         """All counts since the cache was opened, and the owners of its slots now.

@@ -125,8 +125,8 @@ class StorageTier(Protocol):
     def drain(self, timeout_s: float) -> bool:
         """Wait for all work under way, at most so long; whether it ended."""
 
-    def cleared(self, namespaces: Collection[object] | None) -> None:
-        """Namespaces, or all with None, were cleared: their data is not published any more."""
+    def cleared(self, namespaces: Collection[object] | None, version: object) -> bool:
+        """Namespaces, or all with None, are cleared: no data of theirs is found from now on."""
 
     def owners(self) -> list[SlotOwner]:
         """HOST slots that its fetches hold (T8)."""

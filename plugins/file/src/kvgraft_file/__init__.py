@@ -18,7 +18,7 @@ from kvgraft_storage import StorageDriver
 __all__ = ["DRIVER", "FileBackend", "FileOptions"]
 
 DRIVER = StorageDriver(
-    api="1.1",
+    api="1.2",
     summary="segment files in a directory, shared by the processes of one machine",
     options=FileOptions,
     open=FileBackend.open,

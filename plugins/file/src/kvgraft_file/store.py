@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -20,6 +20,7 @@ from kvgraft_file.record import Record, read_record
 from kvgraft_file.segment import Segment
 from kvgraft_file.transfer import Incoming, Scratch
 from kvgraft_file.verifying import verify_segment
+from kvgraft_file.versions import VersionFiles
 from kvgraft_file.writer import Writer
 from kvgraft_storage import (
     BLOCK_NBYTES,
@@ -103,6 +104,7 @@ class FileBackend(StorageBackend):
         try:
             self._catalog.refresh()
             self._catalog.sort()
+            self._versions = VersionFiles(path, self._directory.open_files)
         except BaseException:
             self._catalog.close()
             self._directory.close()
@@ -164,6 +166,7 @@ class FileBackend(StorageBackend):
             batch_get_nbytes=BATCH_GET_NBYTES,
             scatter=True,
             events=True,
+            keeps_versions=True,
         )
 
     # -- without asking the disk
@@ -178,7 +181,17 @@ class FileBackend(StorageBackend):
         """Log the keys whose records this process adds and drops, of any writer."""
         self._catalog.events = events
 
+    def versions(self) -> Mapping[bytes, bytes]:
+        """The versions in the directory when it was opened, and those set since."""
+        return dict(self._versions.found)
+
     # -- calls
+
+    def set_version(self, name: bytes, version: bytes) -> None:
+        """Keep a version in a file of its own, and `fsync` file and directory."""
+        self._expect_open()
+        self._versions.set(name, version)
+        self._directory.sync()
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
         """Per key, whether this process knows a record of it.

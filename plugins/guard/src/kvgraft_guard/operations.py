@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
 from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any
@@ -180,8 +181,11 @@ def _guarded(plain: type[Cache]) -> type[Cache]:
             n_pins: int = self.guard.look("unpin_all", super().unpin_all, owner)
             return n_pins
 
-        def clear(self, namespace: object = Namespaces.ALL) -> ClearStats:
-            cleared: ClearStats = self.guard.look("clear", super().clear, namespace)
+        def clear(
+            self, namespace: object = Namespaces.ALL, *, version: object = None
+        ) -> ClearStats:
+            plain = partial(super().clear, version=version)
+            cleared: ClearStats = self.guard.look("clear", plain, namespace)
             return cleared
 
         def close(self) -> None:

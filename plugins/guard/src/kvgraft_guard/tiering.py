@@ -56,9 +56,9 @@ class SteppedTier(_Tier):
         with self._step():
             return super().clear()
 
-    def cleared(self, namespaces: Collection[object] | None) -> None:
+    def cleared(self, namespaces: Collection[object] | None, version: object = None) -> bool:
         with self._step():
-            super().cleared(namespaces)
+            return super().cleared(namespaces, version)
 
     def prefetch(self, key: TokenKey) -> Prefetch:
         with self._step():

@@ -98,7 +98,7 @@ class Traffic:
     def stepping(self, fetch: Fetch) -> Iterator[None]:
         """A step of one prefetch: calls of the store within it belong to it."""
         if fetch not in self._watched:
-            chain = PageChain(self.tier.fingerprint, fetch.key.namespace)
+            chain = self._new_chain(fetch.key.namespace)
             places = [np.full_like(each, -1) for each in fetch.slots]
             self._watched[fetch] = _Fetched(chain, places)
         self._fetch = fetch
@@ -160,14 +160,19 @@ class Traffic:
             path.append(above)
         root = path.pop()
         tokens = b"".join([each.key for each in reversed(path)])
-        chain = PageChain(self.tier.fingerprint, self.tree.namespace(root))
-        if chain.namespace == self._chain.namespace and tokens.startswith(self._tokens):
+        chain = self._new_chain(self.tree.namespace(root))
+        if chain.page(-1) == self._chain.page(-1) and tokens.startswith(self._tokens):
             chain = self._chain
         chain.grow(tokens)
         self._chain, self._tokens = chain, tokens
         firsts = [node.end - 1 if component.is_state else node.start for component in components]
         pages = [np.arange(first, node.end) for first in firsts]
         return _Call(f"{node!r}: stored", chain, list(zip(components, pages)))
+
+    def _new_chain(self, namespace: object) -> PageChain:
+        """For a sequence of a namespace, in its version of now."""
+        root = self.tier.versions.root(namespace)
+        return PageChain(self.tier.fingerprint, namespace, root)
 
     def _compare(self, said: Sequence[Address], call: _Call) -> None:
         """Addresses are those that tokens, namespace and component give, in order (S8)."""

@@ -22,7 +22,7 @@ from kvgraft_retention.stats import ClearStats
 __all__ = ["SLICE", "Sweeper", "clear"]
 
 
-def clear(cache: Cache, namespace: object) -> ClearStats:
+def clear(cache: Cache, namespace: object, version: object = None) -> ClearStats:
     """Forget all data of one namespace, or of all, see `Cache.clear`."""
     tree = cache.tree
     if namespace is Namespaces.ALL:
@@ -30,8 +30,10 @@ def clear(cache: Cache, namespace: object) -> ClearStats:
     else:
         expect_namespace(namespace)
         namespaces = [namespace] if namespace in tree.roots else []
+    durable = True
     if cache.storage:
-        cache.storage.cleared(None if namespace is Namespaces.ALL else namespaces)
+        cleared = None if namespace is Namespaces.ALL else [namespace]
+        durable = cache.storage.cleared(cleared, version)
     pools = [(component, component.device, component.host) for component in tree.components]
     was = [(device.free, 0 if host is None else host.free) for _, device, host in pools]
     roots = tree.detach_roots(namespaces)
@@ -51,6 +53,7 @@ def clear(cache: Cache, namespace: object) -> ClearStats:
         sum(each.root in gone for each in cache.requests.values()),
         n_pins,
         complete,
+        durable,
     )
 
 

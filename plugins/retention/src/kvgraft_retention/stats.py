@@ -109,6 +109,9 @@ class ClearStats(NamedTuple):
         pins: pinned prefixes of these namespaces, which ended.
         complete: whether all of their data was visited. Otherwise each `poll` goes on, and requests
             that need room take it there first.
+        durable: whether no later process finds stored data of them either, once `drain` returned
+            True. False where the store keeps no versions, or none is attached: a later process
+            clears them, too, with the same version.
     """
 
     namespaces: int
@@ -119,3 +122,4 @@ class ClearStats(NamedTuple):
     requests: int
     pins: int
     complete: bool
+    durable: bool

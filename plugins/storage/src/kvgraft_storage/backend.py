@@ -102,6 +102,7 @@ class Capabilities(NamedTuple):
             logs keys stored and removed through it.
         lru: evicts the least recently used key, and every use counts: `touch`, and `exists`,
             `get_into` and `set_from` that find a key or store it.
+        keeps_versions: implements `versions` and `set_version`; eviction and `clear` leave them.
     """
 
     durable: bool = False
@@ -117,6 +118,7 @@ class Capabilities(NamedTuple):
     registers: bool = False
     events: bool = False
     lru: bool = False
+    keeps_versions: bool = False
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,26 @@ class StorageBackend(abc.ABC):
 
     def unregister(self, memory: memoryview) -> None:  # noqa: B027 - most have nothing to do
         """Undo `register`; none of the memory is used any more when it returns."""
+
+    def versions(self) -> Mapping[bytes, bytes]:
+        """The versions that were set, as read when the store was opened: 32 bytes by name.
+
+        Any thread may call it; no I/O. A version that cannot be read is any other value: the data
+        of its namespace is a miss then.
+        """
+        return {}
+
+    def set_version(self, name: bytes, version: bytes) -> None:
+        """Keep a version, durable when the call returns, for all that open the store later.
+
+        Args:
+            name: 32 bytes.
+            version: 32 bytes; it replaces the one of this name at once or not at all.
+
+        Raises:
+            ConfigError: the backend keeps none; see `Capabilities.keeps_versions`.
+        """
+        raise ConfigError(f"{type(self).__name__} keeps no version of {name.hex()[:16]}")
 
     def touch(self, keys: Sequence[bytes]) -> None:  # noqa: B027 - many stores gain nothing by it
         """Note a use of keys that were not read: a cheap hint, which may be lost.

@@ -43,7 +43,7 @@ PACKAGES = {name: f"plugins/{name}" for name in ("file", "mooncake", "s3", "valk
 SPOKEN_BY = {"redis": "valkey", "minio": "s3"}
 """Backends by the names of other servers they speak to."""
 
-STORAGE_API = "1.1"
+STORAGE_API = "1.2"
 """The version of the backend interface; it is counted apart from the components' contract."""
 
 

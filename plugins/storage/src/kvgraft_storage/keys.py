@@ -207,6 +207,8 @@ class PageChain:
     Args:
         fingerprint: of the model that computes the data.
         namespace: keeps tenants or adapters apart.
+        root: the hash before its first page, 32 bytes, where the namespace has a version; by
+            default that of fingerprint and namespace.
 
     Raises:
         ConfigError: a namespace without canonical bytes.
@@ -214,10 +216,12 @@ class PageChain:
 
     __slots__ = ("_hashes", "_page_nbytes", "_root", "fingerprint", "namespace")
 
-    def __init__(self, fingerprint: Fingerprint, namespace: Plain = None) -> None:
+    def __init__(
+        self, fingerprint: Fingerprint, namespace: Plain = None, root: bytes | None = None
+    ) -> None:
         self.fingerprint = fingerprint
         self.namespace = namespace_digest(namespace)
-        self._root = root_hash(fingerprint, self.namespace)
+        self._root = root_hash(fingerprint, self.namespace) if root is None else root
         self._page_nbytes = fingerprint.page_size * TOKEN_NBYTES
         self._hashes = bytearray()
 

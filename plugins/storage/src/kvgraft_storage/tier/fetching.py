@@ -204,7 +204,10 @@ class Fetch:
 
     def hand_names_to(self, key: TokenKey) -> None:
         """Give the key the names of its pages as they become known, for its nodes."""
-        key.hashed = PageHashes(self.context.tree, key.namespace, self.start, self.hashes)
+        tree, versions = self.context.tree, self.context.naming.versions
+        key.hashed = PageHashes(
+            tree, key.namespace, self.start, self.hashes, versions, versions.number
+        )
 
     @property
     def ended(self) -> bool:

@@ -8,6 +8,7 @@ from kvgraft.policies.recency import untrack
 from kvgraft.tree.keys import TokenKey
 from kvgraft.tree.node import Node
 from kvgraft_storage.keys import HASH_NBYTES
+from kvgraft_storage.tier.versions import Versions
 
 __all__ = ["PageHashes", "PageNames", "is_named", "known_hashes", "take_names"]
 
@@ -56,12 +57,16 @@ class PageHashes(NamedTuple):
         namespace: the key's, when they were computed.
         first: the first page.
         hashes: 32 bytes a page, from `first` on; a prefetch or write may still be adding some.
+        versions: those of the tree's namespaces.
+        number: of the versions that the names belong to.
     """
 
     owner: object
     namespace: object
     first: int
     hashes: bytes | bytearray
+    versions: Versions
+    number: int
 
     def of(self, tree: object, namespace: object, start: int, end: int) -> bytes | bytearray:
         """The known hashes of pages `[start, end)` in a tree.
@@ -69,6 +74,8 @@ class PageHashes(NamedTuple):
         32 bytes a page; empty if that of page `start` is unknown.
         """
         if self.owner is not tree or self.namespace != namespace or start < self.first:
+            return b""
+        if self.number != self.versions.number:  # a namespace was cleared since
             return b""
         first = self.first
         return self.hashes[(start - first) * HASH_NBYTES : (end - first) * HASH_NBYTES]

@@ -13,15 +13,15 @@ from kvgraft.errors import ConfigError, IntegrityError
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
-from kvgraft_storage import Address, Fingerprint
+from kvgraft_storage import Address
 from kvgraft_storage.keys import (
     HASH_NBYTES,
     namespace_digest,
     page_hash,
-    root_hash,
     storage_keys,
 )
 from kvgraft_storage.tier.names import PageNames, is_named
+from kvgraft_storage.tier.versions import Versions
 
 __all__ = ["BLOCK_PAGES", "KNOWN_NBYTES", "Asked", "Naming", "Together", "block_end", "labels"]
 
@@ -126,12 +126,12 @@ class Naming:
 
     Args:
         tree: the tree of the nodes.
-        fingerprint: of the model that computes their data.
+        versions: of its namespaces; they name the roots.
     """
 
-    def __init__(self, tree: Tree, fingerprint: Fingerprint) -> None:
+    def __init__(self, tree: Tree, versions: Versions) -> None:
         self.tree = tree
-        self.fingerprint = fingerprint
+        self.versions = versions
         self._labels = [labels(component) for component in tree.components]
         self._known: OrderedDict[tuple[bytes, bytes], bytes] = OrderedDict()
         block_nbytes = BLOCK_PAGES * (tree.page_bytes + HASH_NBYTES)
@@ -147,6 +147,17 @@ class Naming:
             node.names = PageNames(bytearray(b"" if node.end else self._root_hash(node)))
         names: PageNames = node.names
         return names
+
+    def rename(self) -> None:
+        """Drop the names of namespaces that have got other versions; O(their nodes)."""
+        for root in self.tree.roots.values():
+            if root.names is None or bytes(root.names.hashes) == self._root_hash(root):
+                continue
+            nodes = [root]
+            while nodes:
+                node = nodes.pop()
+                node.names = None
+                nodes.extend(node.each_child())
 
     def name(self, node: Node) -> Iterator[None]:
         """Hash the pages without a hash on the path from a node's root to it, a block at a time.
@@ -270,7 +281,7 @@ class Naming:
                 stack.extend((node, child) for child in node.each_child())
 
     def _root_hash(self, root: Node) -> bytes:
-        return root_hash(self.fingerprint, namespace_digest(self.tree.namespace(root)))
+        return self.versions.root(self.tree.namespace(root))
 
 
 def block_end(page: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,10 +39,18 @@ from kvgraft_storage.tier.slicing import Pace
 from kvgraft_storage.tier.snapshot import read_snapshot, write_snapshot
 from kvgraft_storage.tier.storing import Storing
 from kvgraft_storage.tier.touching import Touching
+from kvgraft_storage.tier.versions import Versions
 
 __all__ = ["StorageTier", "fingerprint_of"]
 
 NOBODY: Mapping[int, Request] = MappingProxyType({})
+
+logger = logging.getLogger("kvgraft")
+
+NOT_KEPT = (
+    "the store does not keep versions: stored data of cleared namespaces is a miss for this "
+    "process, and another may find it; give clear(version=...) in each, or call storage.clear()"
+)
 
 STEP_S = 0.002
 """Pause between two polls while draining."""
@@ -105,6 +114,7 @@ class StorageTier:
         storing: nodes on their way to the store.
         prefetching: prefixes on their way back.
         touching: notifies the store of pages that DEVICE or HOST serves.
+        versions: of its namespaces, which keep cleared data from being found.
         busy: whether the last `poll` left work because its time was up: poll again without a pause.
         on_prefetch: called with every prefetch of a queued request that starts; None for no call.
 
@@ -136,7 +146,8 @@ class StorageTier:
             deadline_s=settings.deadline_s, queue_timeout_s=settings.queue_timeout_s
         )
         self.client = self.new_client(self.fingerprint, limits=limits, clock=clock)
-        naming = Naming(tree, self.fingerprint)
+        self.versions = Versions(self.fingerprint, self.client)
+        naming = Naming(tree, self.versions)
         self.touching = Touching(tree, self.client, naming, settings.deadline_s, clock)
         self.context = TierContext(
             tree, evictor, self.client, naming, Slabs(mounted), self.touching, settings.deadline_s
@@ -167,6 +178,8 @@ class StorageTier:
         """
         self._expect_open()
         self.client.attach(backend)
+        self.versions.attached(backend)
+        self.context.naming.rename()
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
         """Detach the store while serving: drain, stop, release (S11).
@@ -249,17 +262,32 @@ class StorageTier:
 
     # -- for the cache
 
-    def cleared(self, namespaces: Collection[object] | None) -> None:
-        """The cache drops some namespaces, or all: prefetches under way publish no more of them.
+    def cleared(self, namespaces: Collection[object] | None, version: object = None) -> bool:
+        """The cache drops some namespaces, or all: no prefetch finds stored data of them any more.
 
-        The store keeps its data. A later prefetch finds it.
+        The store's data stays until it is evicted there, under names that nobody asks for. Other
+        processes learn of it when they attach the store.
+
+        Args:
+            namespaces: which; None for all.
+            version: of the data that is computed from now on, see `Cache.clear`.
+
+        Returns:
+            Whether the store keeps the version; it has it once `drain` returned True.
+
+        Raises:
+            ConfigError: `version` has no canonical bytes; nothing has changed.
         """
         reason = "the cache was cleared"
+        kept = self.versions.change(namespaces, version)
+        if not kept and version is None and self.client.attached:
+            logger.warning(NOT_KEPT)
         if namespaces is None:
             self._stop_fetching(reason)
         else:
             self.prefetching.stop(reason, namespaces)
         self.prefetching.deliveries.let_go_of(namespaces)
+        return kept
 
     def give_way(self) -> Delivery | None:
         """Unpin the data kept for the request that came last, for one that needs the room (A8).
@@ -311,6 +339,7 @@ class StorageTier:
         if self._clearing is not None and self._clearing.done:
             self._clearing = None
             self.client.forget_store()
+        self.versions.poll()
         self.prefetching.poll()
         self.storing.poll()
         if self.restoring is not None:
@@ -333,7 +362,8 @@ class StorageTier:
         restoring = 0
         if self.restoring is not None and self.client.attached:
             restoring = self.restoring.n_in_flight
-        return self.prefetching.n_in_flight + self.storing.n_in_flight + restoring
+        writing = self.storing.n_in_flight + self.versions.n_writing
+        return self.prefetching.n_in_flight + writing + restoring
 
     def drain(self, timeout_s: float) -> bool:
         """Wait for all work under way, at most `timeout_s` seconds; whether all ended.
@@ -351,7 +381,8 @@ class StorageTier:
         while self.touching.under_way and time.monotonic() < deadline:
             self.poll()
             time.sleep(STEP_S)
-        return not self.n_in_flight and not self.prefetching.n_short
+        ended = not self.n_in_flight and not self.prefetching.n_short
+        return ended and not self.versions.n_unwritten
 
     def _goes_on(self) -> bool:
         """Whether something is under way, or begins in the room that came when it ended."""

@@ -210,6 +210,37 @@ def _expect_there(subject: StorageSubject, directory: object, when: str) -> None
     subject.expect(found == payloads, "S9", f"a payload changed, opened again {when}")
 
 
+@storage_clause(
+    "S8", "A version of a namespace outlives clearing, and reaches who opens the store."
+)
+def versions(subject: StorageSubject) -> None:
+    name, other, version = bytes(32), bytes([1]) * 32, bytes(range(32))
+    with subject.place() as directory:
+        store = subject.opener(directory)
+        try:
+            store.set_version(name, version[::-1])
+        except ConfigError:
+            claims = store.capabilities.keeps_versions
+            store.close()
+            subject.expect(not claims, "S8", "claims to keep versions, and refuses")
+            return
+        store.set_version(other, version[::-1])
+        store.set_version(name, version)
+        store.clear()
+        wanted = {name: version, other: version[::-1]}
+        told = {key: store.versions().get(key) for key in wanted}
+        subject.expect(store.capabilities.keeps_versions, "S8", "keeps versions, does not claim to")
+        subject.expect(
+            told == wanted, "S8", "a version changed, or went when the store was cleared"
+        )
+        if subject.capabilities.durable:  # as after a kill: the first one is not closed
+            again = subject.opener(directory)
+            found = {key: again.versions().get(key) for key in wanted}
+            again.close()
+            subject.expect(found == wanted, "S8", "opened again, the store has other versions")
+        store.close()
+
+
 @storage_clause("S8", "Two openers of one store see each other's writes and removals.", "shared")
 def shared(subject: StorageSubject) -> None:
     addresses, payloads = subject.addresses(4), subject.payloads([SIZE] * 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvgraft_storage import (
     Capabilities,
@@ -40,6 +40,7 @@ class MemoryBackend(StorageBackend):
         """The stored header and payload by key, for tests to read and to damage."""
         self.closed = False
         self._events: EventLog | None = None
+        self._versions: dict[bytes, bytes] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -51,6 +52,7 @@ class MemoryBackend(StorageBackend):
             max_payload_nbytes=self._longest,
             scatter=True,
             events=True,
+            keeps_versions=True,
         )
 
     def exists(self, keys: Sequence[bytes]) -> Sequence[bool]:
@@ -84,6 +86,14 @@ class MemoryBackend(StorageBackend):
     def probably_has(self, keys: Sequence[bytes]) -> Sequence[bool | None]:
         """Per key, whether it is there."""
         return [key in self.stored for key in keys]
+
+    def versions(self) -> Mapping[bytes, bytes]:
+        """All that were set."""
+        return dict(self._versions)
+
+    def set_version(self, name: bytes, version: bytes) -> None:
+        """Keep a version, also in `clear`."""
+        self._versions[name] = version
 
     def observe(self, events: EventLog) -> None:
         """Log changes from now on."""
