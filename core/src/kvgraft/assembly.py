@@ -152,10 +152,8 @@ class PartsFactory:
         """
         if self.config.storage is None:
             return NoStorage()
-        storage_tier: Callable[..., StorageTier] = load_part("storage")
-        return storage_tier(
-            tree, mounted, evictor, self.config.storage, self.clock, requests=requests
-        )
+        tier: Callable[..., StorageTier] = self.kind(load_part("storage"))
+        return tier(tree, mounted, evictor, self.config.storage, self.clock, requests=requests)
 
     def arenas(
         self,

@@ -74,8 +74,7 @@ class Cache(Serving):
         available: says how much memory pools may take; by default the memory available on the
             machine.
         parts: makes the parts of the cache; by default those that the settings ask for.
-        clock: monotonic, in seconds, for `ttl_s`; by default the machine's. Ranks that decide
-            alike need one that gives all of them the same at the same call (D1).
+        clock: monotonic, in seconds, for `ttl_s`; by default the machine's.
 
     Attributes:
         config: the settings it runs with; sizes that were given in bytes are tokens here.
@@ -105,14 +104,19 @@ class Cache(Serving):
         *,
         transfers: TransferEngine | None = None,
         clock: Callable[[], float] | None = None,
+        ranks: Any = None,
         **settings: Any,
     ) -> Cache:
         """A cache from plain values: `Cache.open(["full"], device_tokens=1_000_000)`.
 
+        With `ranks`, a process group of `torch.distributed`, each of its ranks opens one (D1).
         Raises `ConfigError`, which names a setting that is missing, unknown or impossible.
         """
         config = parse_config({"components": components, **settings})
-        return cls(config, transfers=transfers, clock=clock)
+        made: Callable[..., Cache] = (
+            cls if ranks is None else partial(load_part("ranks"), cls, ranks)
+        )
+        return made(config, transfers=transfers, clock=clock)
 
     def __enter__(self) -> Cache:
         return self

@@ -101,20 +101,17 @@ STORAGE: Final = ("plugins/storage",)
 ACCELERATOR: Final = ("plugins/accelerator",)
 ARENA: Final = ("plugins/arena",)
 OBSERVE: Final = (*STORAGE, "plugins/observe")
-DENSITY: Final = ("plugins/density",)
 RETENTION: Final = ("plugins/retention",)
 SCHEDULING: Final = ("plugins/scheduling",)
-GUARD: Final = (*OBSERVE, *RETENTION, *SCHEDULING, "plugins/guard")
-TESTING: Final = ("plugins/testing/requirements.txt",)
 
 PARTS: Final[Mapping[str, Sequence[str]]] = {
     "storage": STORAGE,
     "storage_settings": STORAGE,
-    "guard": GUARD,
+    "guard": (*OBSERVE, *RETENTION, *SCHEDULING, "plugins/guard"),
     "events": OBSERVE,
     "explain": OBSERVE,
     "tracers": OBSERVE,
-    "density": DENSITY,
+    "density": ("plugins/density",),
     "memory": ARENA,
     "sizes": ARENA,
     "lifetimes": RETENTION,
@@ -131,7 +128,8 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "accelerator": ACCELERATOR,
     "streams": ACCELERATOR,
     "mapped": ACCELERATOR,
-    "simulated": TESTING,
+    "simulated": ("plugins/testing/requirements.txt",),
+    "ranks": (*STORAGE, "plugins/ranks"),
 }
 """The parts there are, and the package that brings each behind those that it needs; or a file of
 requirements."""

@@ -279,7 +279,7 @@ class GuardedPartsFactory(PartsFactory):
     ) -> StorageTier | NoStorage:
         if self.config.storage is None:
             return NoStorage()
-        kind = guarded_tier(load_part("storage"))
+        kind = self.kind(guarded_tier(load_part("storage")))
         self._tier = kind(
             tree, mounted, evictor, self.config.storage, self.clock, requests=requests
         )

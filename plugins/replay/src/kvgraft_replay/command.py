@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from kvgraft_replay.output_options import (
     tables_console,
 )
 from kvgraft_replay.progress import shown_progress
+from kvgraft_replay.ranks import started_ranks
 from kvgraft_replay.report import ReplayResult, print_tables, render_html
 from kvgraft_replay.report.comparison import print_comparison
 from kvgraft_replay.report.output import Target
@@ -118,6 +120,14 @@ def run_with_progress(workload: Workload, settings: Any, console: Console) -> Re
 @storage_options
 @engine_options
 @click.option(
+    "--ranks",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes that replay the same, each with a cache of its own, as ranks of one model do; "
+    "see docs/ranks.md. The tables are rank 0's.",
+)
+@click.option(
     "--verify",
     type=click.Choice(["full", "sampled", "off"]),
     default="full",
@@ -145,7 +155,20 @@ def replay(path: Path | None, **options: Any) -> None:
     targets = open_targets(options, path)
     _check_policies(options)
     check_tenants(options)
+    with started_ranks(options["ranks"], partial(_replay_quietly, path, options)) as group:
+        results = _replay(path, options, group, Console(stderr=True))
+    _report(results, targets)
 
+
+def _replay_quietly(path: Path | None, options: Mapping[str, Any], group: Any) -> None:
+    """Replay on a rank that reports nothing."""
+    _replay(path, options, group, Console(quiet=True))
+
+
+def _replay(
+    path: Path | None, options: Mapping[str, Any], group: Any, console: Console
+) -> list[ReplayResult]:
+    """Replay on this rank, once for each policy."""
     workload, limit = scanned(read_workload(path, options), options)
 
     with uninterrupted():
@@ -174,16 +197,12 @@ def replay(path: Path | None, **options: Any) -> None:
         verify=Verify(options["verify"]),
         seed=options["seed"],
         limit=limit,
+        ranks=group,
     )
-    results = [
-        run_with_progress(
-            workload,
-            replace(settings, cache={**cache, "policy": policy}),
-            Console(stderr=True),
-        )
+    return [
+        run_with_progress(workload, replace(settings, cache={**cache, "policy": policy}), console)
         for policy in options["policies"]
     ]
-    _report(results, targets)
 
 
 def _check_policies(options: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from kvgraft.cache import Cache
 from kvgraft.config import CacheConfig, parse_config
 from kvgraft.devices import SIMULATED
 from kvgraft.errors import ConfigError
+from kvgraft.optional import load_part
 from kvgraft.types import Tier
 from kvgraft_replay.arrivals import Arrivals, ClosedLoop, OpenLoop
 from kvgraft_replay.engine import EngineModel, ReplayEngine
@@ -45,6 +46,8 @@ class ReplaySettings:
         limit: replay at most this many requests: the trace's first, or in a closed loop sessions
             of all users.
         meter: makes the meter of operations' CPU time; `Unmetered` leaves it at 0.
+        ranks: the process group of `torch.distributed` whose ranks all run this replay; None for
+            one rank alone.
         checks: full recomputations of the books, spread over the replay, the last one at its end;
             ledgers are checked every step.
     """
@@ -56,6 +59,7 @@ class ReplaySettings:
     seed: int = 0
     limit: int | None = None
     meter: Callable[[], Meter] = Meter
+    ranks: Any = None
     checks: int = 20
 
 
@@ -93,7 +97,11 @@ def replay(
             f"device {SIMULATED!r}: a replay writes and reads pools from the host, which does not "
             "reach this device's memory; use cpu"
         )
-    cache = Cache(config)
+    cache: Cache = (
+        Cache(config)
+        if settings.ranks is None
+        else load_part("ranks")(Cache, settings.ranks, config)
+    )
     try:
         result = _run(cache, arrivals, expected, workload, settings, progress)
     finally:

@@ -1,0 +1,133 @@
+"""A cache whose calls are noted, so that ranks find the first one that differs (D4)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+from kvgraft.admission.decision import Decision
+from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.requests.request import Request
+from kvgraft_ranks.agreement import Agreement
+from kvgraft_ranks.errors import RanksError
+
+if TYPE_CHECKING:
+    from kvgraft.cache import Cache
+
+__all__ = ["ranked_cache"]
+
+NOTED = (
+    *("begin", "admit", "load_back", "restart", "next_chunk", "allocate", "computed"),
+    *("checkpoint", "finish", "abort", "step", "drain", "evict", "move_memory"),
+    *("pin", "unpin", "unpin_all", "clear"),
+)
+"""Calls that change the cache, or decide."""
+
+TO_THE_END = ("abort",)
+"""Calls that are allowed after an error of the ranks."""
+
+
+def ranked_cache(plain: type[Cache], agreement: Agreement) -> type[Cache]:
+    """`plain`, with calls that are noted and compared with the other ranks'.
+
+    It has no other base, so that the guard can go around it.
+    """
+
+    class Ranked(plain):  # type: ignore[misc, valid-type]
+        __doc__ = plain.__doc__
+
+        ranks = agreement
+
+        def poll(self) -> int:
+            agreement.finish()
+            agreement.expect_whole()
+            ended: int = super().poll()
+            numbers.note(self, "poll", ended)
+            agreement.start()
+            return ended
+
+        async def ready(self, awaited: object) -> None:
+            raise ConfigError(
+                "ready: polls at times of its own, and ranks poll together; poll in the loop of "
+                "the engine, on all ranks"
+            )
+
+        def close(self) -> None:
+            with suppress(RanksError):  # the caches close without each other then
+                agreement.finish()
+            super().close()
+
+    numbers = _Numbers(agreement)
+    for name in NOTED:
+        setattr(Ranked, name, _noted(name, getattr(plain, name), numbers))
+    return Ranked
+
+
+def _noted(name: str, call: Callable[..., Any], numbers: _Numbers) -> Callable[..., Any]:
+    agreement = numbers.agreement
+
+    @wraps(call)
+    def noted(self: Cache, *given: Any, **named: Any) -> Any:
+        if name not in TO_THE_END:
+            agreement.expect_whole()
+        try:
+            result = call(self, *given, **named)
+        except RanksError:
+            raise
+        except KvgraftError as error:
+            numbers.note(self, name, type(error).__name__, *given)
+            raise
+        numbers.note(self, name, result, *given)
+        return result
+
+    return noted
+
+
+class _Numbers:
+    """Results of calls as numbers that are equal on all ranks.
+
+    Requests get numbers in the order in which they begin.
+    """
+
+    def __init__(self, agreement: Agreement) -> None:
+        self.agreement = agreement
+        self._requests: dict[int, int] = {}
+        self._n_begun = 0
+
+    def note(self, cache: Cache, call: str, result: object, *given: object) -> None:
+        """Note a call, its result, and all books behind it."""
+        if isinstance(result, Request) and id(result) not in self._requests:
+            self._n_begun += 1
+            self._requests[id(result)] = self._n_begun
+        about = [self._number(each) for each in given if isinstance(each, Request)]
+        books = [
+            number
+            for component in cache.tree.components
+            for books in (component.device, component.host)
+            if books is not None
+            for number in (books.free, books.evictable, books.pinned, books.allocator.n_allocated)
+        ]
+        self.agreement.log.note(call, [*about, *self._shown(result), *books])
+        for each in given:
+            if isinstance(each, Request) and id(each) not in cache.requests:
+                self._requests.pop(id(each), None)
+
+    def _number(self, request: Request) -> str:
+        return f"request {self._requests.get(id(request), 0)}"
+
+    def _shown(self, result: object) -> list[object]:
+        if isinstance(result, Request):
+            slots = [
+                *[part.runs[-1].device[-4:].hex() for part in result.components if part.holds_pages]
+            ]
+            return [self._number(result), result.anchor_tokens, result.device_tokens, *slots]
+        if isinstance(result, Decision):
+            shortages = [(each.component, each.pool, each.needed) for each in result.shortages]
+            return [result.outcome.value, *shortages]
+        if isinstance(result, list):
+            return [len(result)]
+        if isinstance(result, (bool, int, str)) or result is None:
+            return [result]
+        return [type(result).__name__]
