@@ -18,6 +18,7 @@ NOT_TO_SERVE = (
     *("kvgraft_storage.", "kvgraft_guard.", "kvgraft_testing.", "kvgraft_observe."),
     *(
         "kvgraft_identity.",
+        "kvgraft_ranks.",
         "kvgraft_retention.",
         "kvgraft_arena.",
         "kvgraft_accelerator.",

@@ -309,11 +309,7 @@ class Agreement:
         except RanksError as error:
             self.broken = error
             raise
-        number, results = first_difference(logs)
-        if not number:
-            number = min(log[-1][0] if log else 0 for log in logs) + 1
-            results = {rank: f"after {log[-1][2] if log else ''}" for rank, log in enumerate(logs)}
-        self.broken = RanksDivergedError(number, results)
+        self.broken = RanksDivergedError(*first_difference(logs))
         raise self.broken
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from functools import wraps
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgraft.admission.decision import Decision
 from kvgraft.errors import ConfigError, KvgraftError
+from kvgraft.pools import SLOT_BYTES
 from kvgraft.requests.request import Request
 from kvgraft_ranks.agreement import Agreement
 from kvgraft_ranks.errors import RanksError
@@ -41,6 +43,7 @@ def ranked_cache(plain: type[Cache], agreement: Agreement) -> type[Cache]:
         ranks = agreement
 
         def poll(self) -> int:
+            agreement.log.begin("poll")
             agreement.finish()
             agreement.expect_whole()
             ended: int = super().poll()
@@ -72,6 +75,7 @@ def _noted(name: str, call: Callable[..., Any], numbers: _Numbers) -> Callable[.
     def noted(self: Cache, *given: Any, **named: Any) -> Any:
         if name not in TO_THE_END:
             agreement.expect_whole()
+        agreement.log.begin(name)
         try:
             result = call(self, *given, **named)
         except RanksError:
@@ -101,7 +105,8 @@ class _Numbers:
         if isinstance(result, Request) and id(result) not in self._requests:
             self._n_begun += 1
             self._requests[id(result)] = self._n_begun
-        about = [self._number(each) for each in given if isinstance(each, Request)]
+        requests = [each for each in given if isinstance(each, Request)]
+        about = [number for each in requests for number in self._of(each)]
         books = [
             number
             for component in cache.tree.components
@@ -110,19 +115,21 @@ class _Numbers:
             for number in (books.free, books.evictable, books.pinned, books.allocator.n_allocated)
         ]
         self.agreement.log.note(call, [*about, *self._shown(result), *books])
-        for each in given:
-            if isinstance(each, Request) and id(each) not in cache.requests:
+        for each in requests:
+            if id(each) not in cache.requests:
                 self._requests.pop(id(each), None)
 
-    def _number(self, request: Request) -> str:
-        return f"request {self._requests.get(id(request), 0)}"
+    def _of(self, request: Request) -> list[object]:
+        """A request's number, where it stands, and the last slot it holds of each component."""
+        runs = [part.runs[-1].device for part in request.components if part.holds_pages]
+        states = [part.live for part in request.state_components if part.live is not None]
+        slots = [int.from_bytes(each[-SLOT_BYTES:], sys.byteorder) for each in (*runs, *states)]
+        number = f"request {self._requests.get(id(request), 0)}"
+        return [number, request.anchor_tokens, request.device_tokens, request.computed, *slots]
 
     def _shown(self, result: object) -> list[object]:
         if isinstance(result, Request):
-            slots = [
-                *[part.runs[-1].device[-4:].hex() for part in result.components if part.holds_pages]
-            ]
-            return [self._number(result), result.anchor_tokens, result.device_tokens, *slots]
+            return self._of(result)
         if isinstance(result, Decision):
             shortages = [(each.component, each.pool, each.needed) for each in result.shortages]
             return [result.outcome.value, *shortages]

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import AllgatherOptions
 
 from kvgraft.errors import ConfigError
 from kvgraft_ranks.errors import RanksError
@@ -45,7 +44,8 @@ class Link:
         self.size: int = group.size()
         self.timeout_s = timeout_s
         self._group = group
-        self._options = AllgatherOptions()
+        options: Any = dist.distributed_c10d  # its stub leaves them out
+        self._options = options.AllgatherOptions()
         self._options.timeout = timedelta(seconds=LONGER * timeout_s)
         self._work: Any = None
         self._gathered: list[torch.Tensor] = []
@@ -79,7 +79,7 @@ class Link:
     def _failed(self, error: RuntimeError) -> RanksError:
         reason = " ".join(str(error).split())[:200]
         return RanksError(
-            f"ranks: rank {self.rank} of {self.size} got no message of the others, at most "
-            f"{self.timeout_s:g} s long: one is dead or hangs ({reason}); close the cache, and "
-            "start all ranks anew"
+            f"ranks: rank {self.rank} of {self.size} waited for the others, at most "
+            f"{self.timeout_s:g} s: one of them is dead or hangs ({reason}); nothing is served any "
+            "more: close the cache, and start all ranks again"
         )

@@ -25,7 +25,12 @@ class CallLog:
     def __init__(self) -> None:
         self.number = 0
         self.digest = bytes(DIGEST_NBYTES)
+        self._under_way = ""
         self._kept: deque[tuple[int, str, str]] = deque(maxlen=KEPT)
+
+    def begin(self, call: str) -> None:
+        """A call begins; until it is noted, `kept` says that it has not ended."""
+        self._under_way = call
 
     def note(self, call: str, result: Sequence[object]) -> None:
         """Add a call and its result: numbers and texts that are equal on all ranks."""
@@ -33,26 +38,26 @@ class CallLog:
         text = f"{call}{result}"
         self.digest = blake2b(self.digest + text.encode(), digest_size=DIGEST_NBYTES).digest()
         self._kept.append((self.number, self.digest.hex(), text))
+        self._under_way = ""
 
     def kept(self) -> list[tuple[int, str, str]]:
-        """Number, digest and text of the last calls, oldest first."""
-        return list(self._kept)
+        """Number, digest and text of the last calls, oldest first; of one under way no digest."""
+        kept = list(self._kept)
+        if self._under_way:
+            kept.append((self.number + 1, "", f"{self._under_way}, under way"))
+        return kept
 
 
 def first_difference(logs: Sequence[Sequence[Sequence[object]]]) -> tuple[int, dict[int, str]]:
     """The first call that differs between ranks, by `CallLog.kept` of each.
 
     Returns:
-        Its number, and its text by rank; empty where a rank did not make that call. The number is 0
-        if the logs do not reach back to it.
+        Its number, and its text by rank; empty where a rank did not make that call.
     """
-    by_rank = [{int(str(n)): (d, str(text)) for n, d, text in log} for log in logs]
-    newest = max((max(each, default=0) for each in by_rank), default=0)
-    oldest = max((min(each, default=1) for each in by_rank), default=1)
-    for number in range(oldest, newest + 1):
-        found = [each.get(number) for each in by_rank]
-        if len({None if each is None else each[0] for each in found}) > 1:
-            texts = {rank: each[1] if each else "" for rank, each in enumerate(found)}
-            alike = len(set(texts.values())) == 1
-            return (0, {}) if alike else (number, texts)
-    return 0, {}
+    by_rank = [{int(str(n)): (digest, str(text)) for n, digest, text in log} for log in logs]
+    newest = max(max(each, default=0) for each in by_rank)
+    number = max(min(each, default=1) for each in by_rank)
+    while number < newest and len({each.get(number) for each in by_rank}) == 1:
+        number += 1
+    found = [each.get(number) for each in by_rank]
+    return number, {rank: each[1] if each else "" for rank, each in enumerate(found)}

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvgraft.errors import KvgraftError, SnapshotError
+from kvgraft.tree.keys import TokenKey
 from kvgraft_ranks.agreement import Agreement
 from kvgraft_ranks.stores import AgreedCall, ranked_storage
 from kvgraft_storage import StorageBackend, StorageTicket
-from kvgraft_storage.tier import Restoring
+from kvgraft_storage.tier import Prefetch, Restoring
 from kvgraft_storage.tier.slicing import Pace
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class RankedTier(_Tier):
         if not self.opened:
             super().attach(backend)
             return
+        self._note("storage.attach")
         error: KvgraftError | None = None
         try:
             super().attach(backend)
@@ -59,10 +61,27 @@ class RankedTier(_Tier):
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
         """See `StorageTier.detach`; the ticket is done when all ranks' stores are closed."""
+        self._note("storage.detach")
         return self._agreed(super().detach(deadline_s))
+
+    def prefetch(self, key: TokenKey) -> Prefetch:
+        """See `StorageTier.prefetch`."""
+        found = super().prefetch(key)
+        self._note("storage.prefetch", found.arrival, found.limit, found.anchor_tokens)
+        return found
+
+    def cancel(self, prefetch: Prefetch) -> None:
+        """See `StorageTier.cancel`."""
+        super().cancel(prefetch)
+        self._note("storage.cancel", prefetch.arrival, prefetch.tokens)
+
+    def _note(self, call: str, *result: object) -> None:
+        self.agreement.expect_whole()
+        self.agreement.log.note(call, result)
 
     def clear(self) -> StorageTicket:
         """See `StorageTier.clear`; the ticket is done when all ranks' stores are empty."""
+        self._note("storage.clear")
         ticket = self._agreed(super().clear())
         self._clearing = ticket
         return ticket
@@ -81,6 +100,7 @@ class RankedTier(_Tier):
             SnapshotError: on all ranks, naming the first whose file cannot be read, or is of
                 another moment than rank 0's.
         """
+        self._note("storage.load")
         found: Restoring | None = None
         said = b""
         try:

@@ -63,8 +63,9 @@ def started_ranks(n_ranks: int, run: Run) -> Iterator[Any]:
 
 @contextmanager
 def _joined(rank: int, n_ranks: int, meeting: Path) -> Iterator[Any]:
-    import torch.distributed as dist
+    import torch.distributed
 
+    dist: Any = torch.distributed
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     dist.init_process_group(
         "gloo",

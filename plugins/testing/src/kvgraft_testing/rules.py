@@ -121,6 +121,7 @@ RULES = {
     "D1": "Every decision is a function of replicated state.",
     "D2": "Ranks enter collectives in the same order and reduce by MIN and AND.",
     "D3": "An I/O error on one rank degrades all alike.",
+    "D4": "Ranks that decided differently find out, and name the first call.",
     "H1": "A decoded token is on HOST before its hot row is reused.",
     "H2": "The newest token's row is never evicted.",
     "H3": "Swap-in returns rows with the selected tokens' bytes.",
