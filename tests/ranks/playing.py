@@ -111,7 +111,8 @@ class Play:
 
     def _trouble(self, what: str) -> None:
         if what == "evict":
-            type(self.cache).__mro__[1].evict(self.cache, self.cache.mounted[0].name, 1)
+            plain: Any = type(self.cache).__mro__[1]
+            plain.evict(self.cache, self.cache.mounted[0].name, 1)
         elif what == "call":
             self.cache.evict(self.cache.mounted[0].name, 1)
         else:

@@ -51,6 +51,7 @@ def open_on_ranks(
     if clock is not None and not callable(clock):
         raise ConfigError(f"clock {clock!r:.40}; give a function of no arguments")
     agreement = Agreement(Link(group, config.transfer_timeout_s), clock or time.monotonic)
+    agreement.gather(b"")  # all ranks are here, and have a time
     cache: Cache | None = None
     try:
         config = _with_shard(_sized(config, agreement), agreement)
@@ -148,8 +149,8 @@ def _ranked_parts(config: CacheConfig, agreement: Agreement) -> PartsFactory:
             super().__init__(config)
             self.clock = agreement.clock
 
-        def kind(self, plain: type[Any]) -> type[Any]:
-            kind: type[Any] = super().kind(plain)
+        def kind(self, plain: Any) -> Any:
+            kind: Any = super().kind(plain)
             if isinstance(kind, type) and issubclass(kind, Journal):
                 return ranked_journal(kind, agreement)
             if isinstance(kind, type) and issubclass(kind, StorageTier):

@@ -160,13 +160,13 @@ def replay(path: Path | None, **options: Any) -> None:
     _report(results, targets)
 
 
-def _replay_quietly(path: Path | None, options: Mapping[str, Any], group: Any) -> None:
+def _replay_quietly(path: Path | None, options: dict[str, Any], group: Any) -> None:
     """Replay on a rank that reports nothing."""
     _replay(path, options, group, Console(quiet=True))
 
 
 def _replay(
-    path: Path | None, options: Mapping[str, Any], group: Any, console: Console
+    path: Path | None, options: dict[str, Any], group: Any, console: Console
 ) -> list[ReplayResult]:
     """Replay on this rank, once for each policy."""
     workload, limit = scanned(read_workload(path, options), options)
