@@ -155,29 +155,41 @@ def replay(path: Path | None, **options: Any) -> None:
     targets = open_targets(options, path)
     _check_policies(options)
     check_tenants(options)
-    with started_ranks(options["ranks"], partial(_replay_quietly, path, options)) as group:
-        results = _replay(path, options, group, Console(stderr=True))
+    workload, limit = scanned(read_workload(path, options), options)
+    settings = _settings(options, limit)
+    again = partial(_replay_again, path, options, settings)
+    with started_ranks(options["ranks"], again) as group:
+        settings = replace(settings, ranks=group)
+        results = _replay(workload, settings, options["policies"], Console(stderr=True))
     _report(results, targets)
 
 
-def _replay_quietly(path: Path | None, options: dict[str, Any], group: Any) -> None:
-    """Replay on a rank that reports nothing."""
-    _replay(path, options, group, Console(quiet=True))
+def _replay_again(path: Path | None, options: dict[str, Any], settings: Any, group: Any) -> None:
+    """Replay on another rank, which reports nothing."""
+    workload, _ = scanned(read_workload(path, options), options)
+    _replay(workload, replace(settings, ranks=group), options["policies"], Console(quiet=True))
 
 
 def _replay(
-    path: Path | None, options: dict[str, Any], group: Any, console: Console
+    workload: Workload, settings: Any, policies: Sequence[str], console: Console
 ) -> list[ReplayResult]:
     """Replay on this rank, once for each policy."""
-    workload, limit = scanned(read_workload(path, options), options)
+    return [
+        run_with_progress(
+            workload, replace(settings, cache={**settings.cache, "policy": policy}), console
+        )
+        for policy in policies
+    ]
 
+
+def _settings(options: dict[str, Any], limit: int | None) -> Any:
+    """The settings of a replay, by the command's options."""
     with uninterrupted():
         from kvgraft_replay.payload import Verify
         from kvgraft_replay.replay import ReplaySettings
 
-    components = parse_components(options["components"] or [_widest_component()])
     cache: dict[str, Any] = {
-        "components": components,
+        "components": parse_components(options["components"] or [_widest_component()]),
         "page_size": options["page_size"],
         "device": options["device"],
         **pool_sizes(options),
@@ -190,19 +202,14 @@ def _replay(
     }
     if options["load_policy"] == "always":
         cache["load"] = None
-    settings = ReplaySettings(
+    return ReplaySettings(
         cache=cache,
         users=options["users"],
         model=engine_model(options),
         verify=Verify(options["verify"]),
         seed=options["seed"],
         limit=limit,
-        ranks=group,
     )
-    return [
-        run_with_progress(workload, replace(settings, cache={**cache, "policy": policy}), console)
-        for policy in options["policies"]
-    ]
 
 
 def _check_policies(options: Mapping[str, Any]) -> None:
