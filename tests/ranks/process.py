@@ -22,6 +22,7 @@ from kvgraft_ranks import RanksDivergedError, RanksError
 from kvgraft_storage import open_storage
 
 from .playing import PAGE, Play
+from .storing import storage_calls
 from .troubles import DelayedEngine, TroubledStore
 
 SETTINGS: dict[str, Any] = {
@@ -47,6 +48,9 @@ def play(job: dict[str, Any], group: Any, folder: Path) -> dict[str, Any]:
     if job.get("store"):
         (folder / job["store"]).mkdir(exist_ok=True)
         settings["storage"] = STORAGE | job.get("storage", {})
+    if job.get("calls"):
+        storage = STORAGE | {"prefetch": "wait-complete"}
+        return storage_calls({**settings, "storage": storage}, group, folder)
     trouble = job.get("trouble", {})
     what = str(trouble.get("what", "")) if trouble.get("rank") == rank else ""
     seed = job["seed"] * 100 + rank

@@ -95,6 +95,23 @@ def test_data_that_ranks_stored_is_found_by_as_many_ranks(pair: Ranks) -> None:
     assert second[0]["from_storage"] > first[0]["from_storage"]
 
 
+@pytest.mark.rule("D3", "S8")
+def test_calls_of_the_storage_tier_go_well_on_all_ranks_or_on_none(pair: Ranks) -> None:
+    zero, one = pair.run({"calls": True})
+    assert zero.pop("sharding") == "rank 0 of 2"
+    assert one.pop("sharding") == "rank 1 of 2"
+    assert "rank 1: storage: a store is an open StorageBackend" in zero["attach"]
+    assert zero.pop("damaged").startswith("SnapshotError: snapshot ")
+    assert ": rank 1: " in one.pop("damaged")
+    assert zero == one
+    assert not zero["attached"]
+    assert zero["drained"]
+    assert zero["restored"] > 0
+    assert zero["after clear"] == 0
+    assert zero["detached"]
+    assert zero["ready"].startswith("ConfigError: ready: polls at times of its own")
+
+
 @pytest.mark.rule("D2")
 def test_an_idle_poll_sends_one_message(pair: Ranks) -> None:
     results = pair.run({"components": FULL, "seed": 1, "n_calls": 20})

@@ -56,7 +56,7 @@ class RankedTier(_Tier):
             self.agreement.expect_all(error)
         except KvgraftError:
             if error is None:
-                super().detach()
+                super().detach().wait(self.settings.deadline_s)
             raise
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
