@@ -46,6 +46,7 @@ LEFT_OUT = {
     'open_storage("mooncake:': "a server of the reader's",
     'open_storage("s3:': "a server of the reader's",
     'open_storage("valkey:': "a server of the reader's",
+    'dist.init_process_group("gloo")': "several processes, which tests/ranks starts",
     "return MyStore(location,": "a store of the reader's",
     "def weigh_request(component,": "hooks that do not exist",
 }

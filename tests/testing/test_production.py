@@ -94,6 +94,19 @@ def test_an_installed_component_that_behaves_only_where_it_sees_the_suite_breaks
     assert "Demand(now=0, later=0, private=()) in a process without it" in result.evidence
 
 
+@pytest.mark.parametrize("body", ["hash('text')", "id(component)"])
+def test_an_installed_component_that_depends_on_hashes_or_addresses_breaks_d1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+) -> None:
+    """Ranks are processes with other hash seeds, even where this one's was given."""
+    monkeypatch.setenv("PYTHONHASHSEED", "7")
+    put(tmp_path, installed.budgeting(f"return Demand(0, {body} % 100_003)"))
+    monkeypatch.syspath_prepend(tmp_path)
+    result = decided(ALONE)
+    assert result.status is Status.FAILED
+    assert "in a process without it" in result.evidence
+
+
 def test_where_all_is_the_same_nothing_is_said() -> None:
     checker = checker_of(Package())
     for ident in (ALONE, EACH_TIME, AT_ONCE, GOES_ON, REPLACED):

@@ -14,7 +14,10 @@ __all__ = ["environment", "hidden"]
 SUITE = ("kvgraft_testing", "pytest", "hypothesis", "xdist", "execnet")
 """Parts of the names of modules that are loaded where tests run, and not in production."""
 
-SIGNS = ("PYTEST", "HYPOTHESIS", "COV_", "COVERAGE", "TOX", "NOX", "KVGRAFT_", "GITHUB_", "CI")
+SIGNS = (
+    *("PYTEST", "HYPOTHESIS", "COV_", "COVERAGE", "TOX", "NOX", "KVGRAFT_", "GITHUB_", "CI"),
+    "PYTHONHASHSEED",  # without it a process has hashes of its own: sets of texts differ (D1)
+)
 """Beginnings of the names of variables that are set where tests run."""
 
 
