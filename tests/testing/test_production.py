@@ -94,13 +94,12 @@ def test_an_installed_component_that_behaves_only_where_it_sees_the_suite_breaks
     assert "Demand(now=0, later=0, private=()) in a process without it" in result.evidence
 
 
-@pytest.mark.parametrize("body", ["hash('text')", "id(component)"])
-def test_an_installed_component_that_depends_on_hashes_or_addresses_breaks_d1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str
+def test_an_installed_component_that_depends_on_hashes_of_texts_breaks_d1(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ranks are processes with other hash seeds, even where this one's was given."""
     monkeypatch.setenv("PYTHONHASHSEED", "7")
-    put(tmp_path, installed.budgeting(f"return Demand(0, {body} % 100_003)"))
+    put(tmp_path, installed.budgeting("return Demand(0, hash('text') % 100_003)"))
     monkeypatch.syspath_prepend(tmp_path)
     result = decided(ALONE)
     assert result.status is Status.FAILED
