@@ -138,6 +138,12 @@ def a_key_is_there_if_it_is_on_all_ranks() -> None:
         assert each.statuses == [OK, MISS, MISS, MISS]
         assert each.done
     assert [each.statuses for each in unsure] == [[OK, Status.TIMEOUT]] * 2
+    (broken, _), version = pair.call([], [])
+    assert broken.value is None
+    version[1].real.value = True
+    for _ in range(2):
+        pair.poll()
+    assert [each.value for each in version] == [None, None]
     assert [each.statuses for each in full] == [[OK, Status.FULL]] * 2
 
 

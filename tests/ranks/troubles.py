@@ -6,7 +6,7 @@ import queue
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvgraft.errors import TransferError
 from kvgraft.pools.component import PlaneCopy
@@ -117,6 +117,13 @@ class TroubledStore(StorageBackend):
 
     def verify(self) -> VerifyReport:
         return self.inner.verify()
+
+    def versions(self) -> Mapping[bytes, bytes]:
+        return self.inner.versions()
+
+    def set_version(self, name: bytes, version: bytes) -> None:
+        self._dawdle()
+        self.inner.set_version(name, version)
 
     def healthy(self) -> bool:
         return True

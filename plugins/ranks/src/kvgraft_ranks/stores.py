@@ -71,7 +71,8 @@ class AgreedCall(StorageTicket):
         """This rank's result, with a bit set for every key that is OK and every mark not set."""
         ok = np.array([each is Status.OK for each in self.real.statuses], dtype=np.bool_)
         marks = 0
-        if any(each in TRANSIENT for each in self.real.statuses):
+        unanswered = not self.statuses and self.real.value is None
+        if unanswered or any(each in TRANSIENT for each in self.real.statuses):
             marks |= UNSURE
         if Status.FULL in self.real.statuses:
             marks |= FULL
@@ -90,7 +91,7 @@ class AgreedCall(StorageTicket):
             np.frombuffer(result[1:], np.uint8), count=n_keys, bitorder="little"
         ).tolist()
         self.statuses[:] = [Status.OK if bit else lacking for bit in bits]
-        self.value = self.real.value
+        self.value = None if marks & UNSURE else self.real.value
         self._agreed = True
 
     def cancel(self) -> None:
@@ -146,6 +147,11 @@ class RankedStorage(_Storage):
     def touch(self, *given: Any, **named: Any) -> StorageTicket:
         """See `Storage.touch`."""
         return self._agreed(super().touch(*given, **named))
+
+    def ask(self, verb: str, *given: Any, **named: Any) -> StorageTicket:
+        """See `Storage.ask`; writes end on all ranks alike, other questions are this rank's own."""
+        real = super().ask(verb, *given, **named)
+        return self._agreed(real) if verb == "set_version" else real
 
     def _agreed(self, real: StorageTicket) -> StorageTicket:
         if self.agreement.broken is not None:

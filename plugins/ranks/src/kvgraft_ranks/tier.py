@@ -127,7 +127,8 @@ class RankedTier(_Tier):
         self.agreement.wait(self._is_idle, timeout_s, time.sleep)
         self.touching.hurry()
         self.agreement.wait(self._has_touched, max(0.0, until - time.monotonic()), time.sleep)
-        return not self.n_in_flight and not self.prefetching.n_short
+        ended = not self.n_in_flight and not self.prefetching.n_short
+        return ended and not self.versions.n_unwritten
 
     def _is_idle(self) -> bool:
         self.poll()
