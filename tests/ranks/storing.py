@@ -26,7 +26,7 @@ def storage_calls(settings: dict[str, Any], group: Any, folder: Path) -> dict[st
     (folder / "calls").mkdir(exist_ok=True)
     snapshot = folder / f"{rank}.snapshot"
     with Cache.open(["full"], ranks=group, **settings) as cache:
-        tier = cache.storage
+        tier: Any = cache.storage
         told["sharding"] = tier.fingerprint.sharding
         told["attach"] = _error(lambda: tier.attach(open_storage(url) if rank == 0 else None))
         told["attached"] = tier.client.attached
@@ -34,7 +34,7 @@ def storage_calls(settings: dict[str, Any], group: Any, folder: Path) -> dict[st
         _serve(cache)
         told["drained"] = cache.drain()
         told["saved"] = tier.save(snapshot)
-        told["ready"] = _error(lambda: asyncio.run(cache.ready(None)))
+        told["ready"] = _error(lambda: asyncio.run(cache.ready(PROMPT))  # type: ignore[arg-type])
     with Cache.open(["full"], ranks=group, **settings) as cache:
         tier = cache.storage
         tier.attach(open_storage(url))
