@@ -34,7 +34,8 @@ def storage_calls(settings: dict[str, Any], group: Any, folder: Path) -> dict[st
         _serve(cache)
         told["drained"] = cache.drain()
         told["saved"] = tier.save(snapshot)
-        told["ready"] = _error(lambda: asyncio.run(cache.ready(PROMPT))  # type: ignore[arg-type])
+        awaited: Any = None
+        told["ready"] = _error(lambda: asyncio.run(cache.ready(awaited)))
     with Cache.open(["full"], ranks=group, **settings) as cache:
         tier = cache.storage
         tier.attach(open_storage(url))
