@@ -12,6 +12,7 @@ import torch
 from kvgraft import ConfigError, TokenKey
 from kvgraft_transformers.engine import (
     Drafter,
+    DraftModel,
     Engine,
     EngineSettings,
     FinishReason,
@@ -66,6 +67,9 @@ class Known:
                 right = each[len(said) : len(said) + n_drafts]
                 return [t if self.draw.random() < self.chance else 3 + t % 100 for t in right]
         return []
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 class Outcome(NamedTuple):
@@ -360,3 +364,105 @@ def test_the_server_counts_drafts_and_answers_as_without(tiny: Any, tokens: Toke
         float(samples[f"kvgraft_{name}_tokens_total"]) for name in ("draft", "accepted")
     )
     assert drafted >= accepted > 0
+
+
+# -- a draft model
+
+
+FAMILIES = ("llama", "gemma3_text", "qwen3_next")
+
+
+def requests_of(tokens: Tokens, n: int = 3) -> list[GenerationRequest]:
+    prompts = [tokens(48) + tokens(8 + 5 * at, seed=10 + at) for at in range(n)]
+    return [
+        GenerationRequest(each, 40 + 9 * at, ignore_end=True) for at, each in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_draft_model_that_is_the_model_itself_is_always_right(
+    family: str, tiny: Any, tokens: Tokens
+) -> None:
+    model, requests = tiny(family, torch.float64), requests_of(tokens)
+    plain = ran(model, requests, 0)
+    drafter = DraftModel.open(tiny(family, torch.float64), chunk_tokens=32, **POOLS)
+    cache = drafter.memory.cache
+    drafted = ran(model, requests, 4, drafter)
+    assert drafted.answers == plain.answers
+    totals = drafted.engine.totals
+    assert totals.draft_tokens > 60
+    assert totals.accepted_tokens == totals.draft_tokens
+    assert totals.passes < plain.engine.totals.passes / 2
+    # each call resumes from the calls before it: from the last page, or the last kept state
+    stats = cache.stats()
+    again = 32 if "next" in family else POOLS["page_size"]
+    assert 20 < stats.requests.admitted < totals.draft_tokens
+    assert stats.tokens.computed < stats.requests.admitted * (again + 4) + 3 * 96
+    assert not cache.requests
+    cache.check_integrity()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_and_hits_are_those_without_a_draft_model_that_is_often_wrong(
+    family: str, tiny: Any, tokens: Tokens
+) -> None:
+    model, requests = tiny("llama", torch.float64), requests_of(tokens)
+    plain = ran(model, requests, 0)
+    drafted = ran(model, requests, 4, DraftModel.open(tiny(family), chunk_tokens=32, **POOLS))
+    assert drafted[:2] == plain[:2]
+    assert drafted.engine.totals.draft_tokens > 20
+
+
+class Asked:
+    """Notes the drafts that another proposes."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.proposed: list[int] = []
+
+    def propose(self, key: TokenKey, most: int) -> Sequence[int]:
+        drafts = self.drafter.propose(key, most)
+        self.proposed.append(len(drafts))
+        return drafts
+
+    def close(self) -> None:
+        self.drafter.close()
+
+
+def test_requests_go_without_drafts_where_the_draft_models_pools_are_too_small(
+    tiny: Any, tokens: Tokens
+) -> None:
+    model, requests = tiny("llama", torch.float64), requests_of(tokens)
+    plain = ran(model, requests, 0)
+    asked = Asked(DraftModel.open(model, chunk_tokens=32, **{**POOLS, "device_tokens": 96}))
+    drafted = ran(model, requests, 4, asked)
+    assert drafted.answers == plain.answers
+    assert {0, 4} <= set(asked.proposed)
+
+
+def test_a_draft_model_with_a_smaller_vocabulary_proposes_nothing_behind_a_token_outside(
+    tiny: Any,
+) -> None:
+    drafter = DraftModel.open(tiny("llama"), chunk_tokens=32, **POOLS)
+    assert len(drafter.propose(TokenKey(range(1, 20)), 4)) == 4
+    assert not drafter.propose(TokenKey([*range(1, 20), 100_000]), 4)
+    drafter.close()
+
+
+def test_a_failed_pass_of_a_draft_model_is_logged_and_requests_go_on(
+    tiny: Any, tokens: Tokens, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, requests = tiny("llama", torch.float64), requests_of(tokens, 1)
+    plain = ran(model, requests, 0)
+    failing = tiny("llama")
+    drafter = DraftModel.open(failing, chunk_tokens=32, **POOLS)
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    failing.lm_head.register_forward_hook(fail)
+    drafted = ran(model, requests, 4, drafter)
+    assert drafted[:2] == plain[:2]
+    assert drafted.engine.totals.draft_tokens == 0
+    assert "the draft model's pass failed: out of memory" in caplog.text
+    assert not drafter.memory.cache.requests

@@ -6,6 +6,7 @@ line         waiting requests, by priority
 schedule     which requests run next, and which make room
 settings     limits and counts
 drafting     drafts of tokens to come, which passes verify
+draft_model  drafts of a smaller model
 latencies    how long requests wait
 engine       the loop around the model
 
@@ -14,6 +15,7 @@ Read `engine.Engine.step` first: it is the order of calls an engine on kvgraft m
 
 from __future__ import annotations
 
+from kvgraft_transformers.engine.draft_model import DraftModel
 from kvgraft_transformers.engine.drafting import Drafter, PromptLookup
 from kvgraft_transformers.engine.engine import Engine
 from kvgraft_transformers.engine.generation import (
@@ -35,6 +37,7 @@ from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 __all__ = [
     "Choice",
     "Constraint",
+    "DraftModel",
     "Drafter",
     "Engine",
     "EngineSettings",

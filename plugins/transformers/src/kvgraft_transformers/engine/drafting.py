@@ -26,6 +26,9 @@ class Drafter(Protocol):
     def propose(self, key: TokenKey, most: int) -> Sequence[int]:
         """Tokens that may follow those of `key`, best guesses in order; at most `most`, or none."""
 
+    def close(self) -> None:
+        """The engine has closed, and asks for no more drafts."""
+
 
 class PromptLookup:
     """Drafts from the prompt and the output so far.
@@ -49,3 +52,6 @@ class PromptLookup:
         found, _ = self._find.get_candidates(tokens)
         drafts: list[int] = found[0, tokens.shape[1] :][:most].tolist()
         return drafts
+
+    def close(self) -> None:
+        """Nothing: it holds nothing."""

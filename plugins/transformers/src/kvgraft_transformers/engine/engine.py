@@ -51,6 +51,7 @@ class Engine:
         settings: limits; defaults are for a small machine.
         clock: monotonic, in seconds.
         drafter: proposes drafts where `settings.max_drafts` allows some; prompt lookup by default.
+            `close` closes it, too.
 
     Raises:
         ConfigError: more drafts than the memory's cache has slots for.
@@ -256,7 +257,7 @@ class Engine:
         return generations
 
     def close(self) -> None:
-        """Abort the remaining requests and close the memory."""
+        """Abort the remaining requests, and close the memory and the drafter."""
         schedule = self.schedule
         for line in (
             *(schedule.running, schedule.loading, schedule.following),
@@ -265,6 +266,7 @@ class Engine:
             for generation in list(line):
                 self.abort(generation)
         self.memory.close()
+        self.drafter.close()
 
     # -- inside
 

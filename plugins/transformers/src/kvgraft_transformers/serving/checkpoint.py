@@ -1,4 +1,4 @@
-"""Finds a model and its tokenizer before anything large is read."""
+"""Finds a model and its tokenizer before anything large is read, and reads it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ import click
 
 from kvgraft import ConfigError
 
-__all__ = ["check_device", "find_checkpoint", "load_tokenizer", "one_line"]
+__all__ = [
+    "check_device",
+    "expect_same_tokens",
+    "find_checkpoint",
+    "load_tokenizer",
+    "load_weights",
+    "one_line",
+]
 
 HUB_TIMEOUT_S = 5.0
 """Longest wait for the hub's first answer; its client would retry for half a minute."""
@@ -121,3 +128,49 @@ def load_tokenizer(model: str, *, local: bool) -> Any:
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         raise ConfigError(f"model {model!r} has no tokenizer: it has only special tokens; {advice}")
     return tokenizer
+
+
+def expect_same_tokens(draft_model: str, drafts: Any, model: str, tokenizer: Any) -> None:
+    """Refuse a draft model whose tokenizer is not the model's.
+
+    Args:
+        draft_model: its directory or name.
+        drafts: its tokenizer.
+        model: directory or name of the model.
+        tokenizer: the model's.
+
+    Raises:
+        ConfigError: it names a token that differs.
+    """
+    own, other = tokenizer.get_vocab(), drafts.get_vocab()
+    if own == other:
+        return
+    token = min(text for text, number in own.items() ^ other.items())
+    numbers = [each.get(token, "none") for each in (other, own)]
+    raise ConfigError(
+        f"--draft-model {draft_model!r}: token {token!r:.40} has the number {numbers[0]}, and "
+        f"{numbers[1]} in {model!r}; give a model with the same tokenizer, or leave it out for "
+        "prompt lookup"
+    )
+
+
+def load_weights(model: str, device: str, dtype: str, *, local: bool) -> Any:
+    """A model with its weights, ready to run.
+
+    Args:
+        model: a directory or a name on the hub.
+        device: where it runs.
+        dtype: of its weights, or "auto".
+        local: do not ask the hub.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    from transformers import AutoModelForCausalLM
+
+    click.echo(f"loading {model} ...", err=True)
+    try:
+        weights = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, local_files_only=local)
+        return weights.to(device).eval()
+    except (OSError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
+        raise ConfigError(f"model {model!r}: {one_line(error)}") from error

@@ -28,9 +28,10 @@ from kvgraft_cli.sizes import PoolSize, TokenCount, WholeNumber
 from kvgraft_storage import PrefetchPolicy, StorePolicy
 from kvgraft_transformers.serving.checkpoint import (
     check_device,
+    expect_same_tokens,
     find_checkpoint,
     load_tokenizer,
-    one_line,
+    load_weights,
 )
 
 if TYPE_CHECKING:
@@ -118,6 +119,12 @@ log = logging.getLogger("kvgraft.serve")
     show_default=True,
     type=WholeNumber(min=0),
     help="Tokens that prompt lookup drafts for a request, at most; a pass verifies them together.",
+)
+@click.option(
+    "--draft-model",
+    metavar="MODEL",
+    help="A smaller model with the same tokenizer: it makes the drafts instead of prompt lookup, "
+    "with pools of its own for as many tokens.",
 )
 @click.option(
     "--working-tokens",
@@ -242,10 +249,9 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
         ConfigError: the model cannot be found or loaded, or no component serves it.
     """
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging as progress
 
-    from kvgraft_transformers.engine import Engine, EngineSettings
+    from kvgraft_transformers.engine import DraftModel, Engine, EngineSettings
     from kvgraft_transformers.memory import check_chunk
     from kvgraft_transformers.serving.app import ServedModel
     from kvgraft_transformers.serving.split import memory_split
@@ -262,6 +268,8 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
     named = ("chunk_tokens", "step_tokens", "max_running", "max_drafts")
     limits = {each: memory.pop(each) for each in named}
     check_chunk(limits["chunk_tokens"], memory["page_size"])
+    draft_model = memory.pop("draft_model")
+    drafts_local = draft_model is not None and _find_draft_model(draft_model, limits["max_drafts"])
     memory |= _take_cache_settings(memory)
     if threads is not None:
         torch.set_num_threads(threads)
@@ -272,15 +280,21 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
         if store is not None:
             undo.callback(store.close)
         tokenizer = load_tokenizer(model, local=local)
-        click.echo(f"loading {model} ...", err=True)
-        try:
-            weights = AutoModelForCausalLM.from_pretrained(
-                model, dtype=dtype, local_files_only=local
-            )
-            weights = weights.to(device).eval()
-        except (OSError, ValueError, RuntimeError, AttributeError, AssertionError) as error:
-            raise ConfigError(f"model {model!r}: {one_line(error)}") from error
+        if draft_model is not None:
+            drafts_tokenizer = load_tokenizer(draft_model, local=drafts_local)
+            expect_same_tokens(draft_model, drafts_tokenizer, model, tokenizer)
+        weights = load_weights(model, device, dtype, local=local)
         engine = Engine.open(weights, EngineSettings(**limits), **memory)
+        undo.callback(engine.close)
+        if draft_model is not None:
+            drafts = load_weights(draft_model, device, dtype, local=drafts_local)
+            engine.drafter = DraftModel.open(
+                drafts,
+                chunk_tokens=limits["chunk_tokens"],
+                page_size=memory["page_size"],
+                device_tokens=engine.memory.room_tokens + memory["page_size"],
+                load=None,
+            )
         if store is not None:
             engine.memory.cache.storage.attach(store)
         undo.pop_all()
@@ -298,6 +312,17 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
         room_tokens=engine.memory.room_tokens,
         api_key=api_key,
     )
+
+
+def _find_draft_model(draft_model: str, max_drafts: int) -> bool:
+    """Whether all files of the draft model are on this machine.
+
+    Raises:
+        ConfigError: it cannot be found, or no drafts are asked for.
+    """
+    if not max_drafts:
+        raise ConfigError("--draft-model makes no drafts with --max-drafts 0; give --max-drafts 4")
+    return find_checkpoint(draft_model)
 
 
 def _take_cache_settings(options: dict[str, Any]) -> dict[str, Any]:
