@@ -204,6 +204,56 @@ def test_store_attached_later_gives_its_versions_to_data_that_had_names() -> Non
         cache.check_integrity()
 
 
+def test_store_attached_later_gives_its_versions_to_nodes_that_a_key_named() -> None:
+    """Their root has no name of its own: the key had those of all pages."""
+    longer = [*PROMPT, *range(8)]
+    shelf, other = Shelf(), stocked(SETUP, longer)
+    with open_cache(SETUP, other, device_tokens=256, host_tokens=512) as cache:
+        cache.clear(None)
+        assert cache.drain()
+    with open_cache(SETUP, shelf, device_tokens=256, host_tokens=512) as cache:
+        tier, key = tier_of(cache), TokenKey([*PROMPT, 0])
+        prefetch = tier.prefetch(key)
+        assert cache.drain()
+        request = cache.begin(key, prefetch=prefetch)
+        assert cache.admit(request).admitted
+        Server(cache).prefill(request)
+        cache.finish(request)
+        assert cache.drain()
+        tier.detach()
+        until(lambda: tier.client.closed, cache)
+        tier.attach(other)
+        cache.check_integrity()
+        again = tier.prefetch(TokenKey(longer))
+        assert cache.drain()
+        assert again.gained_tokens == 0
+
+
+def test_store_attached_again_keeps_what_another_process_cleared(tmp_path: Path) -> None:
+    """A version that was only found, or was acknowledged before, is not written again."""
+    with opened(tmp_path) as other, opened(tmp_path) as cache:
+        compute(cache, "found")
+        cache.clear("mine")
+        assert cache.drain()
+        compute(cache, "mine")
+        other.clear("found")
+        assert other.drain()
+    with opened(tmp_path) as other, opened(tmp_path) as cache:
+        cache.clear("mine")
+        compute(cache, "mine")
+        compute(cache, "found")
+        other.clear("found")
+        other.clear("mine")
+        assert other.drain()
+        tier = tier_of(cache)
+        tier.detach()
+        until(lambda: tier.client.closed, cache)
+        tier.attach(open_storage(f"file:{tmp_path}?capacity=16MiB"))
+        assert cache.drain()
+    with opened(tmp_path) as other:
+        assert [stored(other, name) for name in ("found", "mine")] == [0, 0]
+
+
 class Forgetful(Shelf):
     """A store without versions."""
 

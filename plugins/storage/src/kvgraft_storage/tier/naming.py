@@ -149,15 +149,19 @@ class Naming:
         return names
 
     def rename(self) -> None:
-        """Drop the names of namespaces that have got other versions; O(their nodes)."""
+        """Drop the names of namespaces that have got other versions; O(their nodes).
+
+        Keys give names to nodes below a root that has none itself.
+        """
         for root in self.tree.roots.values():
-            if root.names is None or bytes(root.names.hashes) == self._root_hash(root):
+            if root.names is not None and bytes(root.names.hashes) == self._root_hash(root):
                 continue
             nodes = [root]
             while nodes:
                 node = nodes.pop()
-                node.names = None
-                nodes.extend(node.each_child())
+                if node.names is not None or node is root:
+                    node.names = None
+                    nodes.extend(node.each_child())
 
     def name(self, node: Node) -> Iterator[None]:
         """Hash the pages without a hash on the path from a node's root to it, a block at a time.

@@ -49,6 +49,8 @@ class Versions:
         self._client = client
         self._keeps = False
         self._set: dict[bytes, bytes] = {}
+        self._own: dict[bytes, bytes] = {}
+        """Those that were not found in a store."""
         self._unwritten: dict[bytes, bytes] = {}
         self._writing: tuple[bytes, bytes, StorageTicket] | None = None
 
@@ -94,17 +96,22 @@ class Versions:
         """
         value = self.new() if version is None else _named(version)
         for name in [self._name(b"")] if namespaces is None else self._names(namespaces):
-            self._set[name] = self._unwritten[name] = value
+            self._set[name] = self._own[name] = self._unwritten[name] = value
         self.number += 1
         self.poll()
         return self._keeps
 
     def attached(self, store: StorageBackend) -> None:
-        """Take the versions that a store has, and write this process's own to it."""
+        """Take the versions that a store has, and write this process's own to it.
+
+        A version that another process wrote since this one's was acknowledged stays.
+        """
         self._keeps, self._writing = store.capabilities.keeps_versions, None
         found = dict(store.versions()) if self._keeps else {}
         self._unwritten = {
-            name: value for name, value in self._set.items() if found.get(name) != value
+            name: value
+            for name, value in self._own.items()
+            if name not in found or (name in self._unwritten and found[name] != value)
         }
         self._set = found | self._set
         self.number += 1
