@@ -325,6 +325,7 @@ def report(row: Progress) -> ReplayResult:
     prompt_tokens = totals.prompt_tokens
     return {
         "kvgraft": kvgraft.__version__,
+        "computed_tokens_p90": 0,
         "workload": {
             "name": f"{row.show.family}: {row.show.about}",
             "format": "demo",

@@ -113,3 +113,9 @@ def test_data_that_is_to_be_retained_outlasts_other_data() -> None:
         for number in range(1, 20):
             life.serve(cache, TokenKey(range(1000 * number, 1000 * number + 128)))
         assert life.serve(cache, TokenKey(range(128))).anchor_tokens == 112
+
+
+@pytest.mark.parametrize(("protocol", "found"), [("0.9", {"priority": 3}), ("1.0", {}), (2, {})])
+def test_envelope_of_a_later_protocol_is_passed_over(protocol: object, found: object) -> None:
+    given = {**envelope(("kv.retain", {"priority": 3})), "protocol_version": protocol}
+    assert arguments_of(given) == arguments_of(objects(given)) == found

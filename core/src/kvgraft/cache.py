@@ -305,10 +305,8 @@ class Cache(Serving):
         """Per component, why the anchor of `key` is not deeper (M9); and the result of a prefetch.
 
         It also lists the resume points on the way, the kinds of points that were skipped in this
-        cache, with the reason of the last one (I11), and how many were evicted or cleared.
-
-        Returns:
-            A `kvgraft_observe.explaining.Explanation`; its text is for people.
+        cache, with the reason of the last one (I11), and how many were evicted or cleared. The text
+        of the result, a `kvgraft_observe.explaining.Explanation`, is for people.
 
         Raises:
             ConfigError: no `TokenKey`, or `kvgraft-observe` is not installed.
@@ -525,17 +523,14 @@ class Cache(Serving):
     def pin(self, key: TokenKey, *, owner: str, max_tokens: int | None = None) -> Any:
         """Keep the cached part of a prefix, such as a system prompt, until it is unpinned (K6).
 
-        A part that is not cached is not pinned, not even when it is computed later: `Pin.tokens` is
-        the length of the pinned part. So pin a prefix after a request that computed it has
-        finished, or was checkpointed.
+        A part that is not cached is not pinned, not even when it is computed later: `tokens` of the
+        result, a `kvgraft_retention.Pin`, is the length of the pinned part. So pin a prefix after a
+        request that computed it has finished, or was checkpointed.
 
         Args:
             key: the prefix; a last page that is not full is left out.
             owner: whose it is, for `stats` and `unpin_all`.
             max_tokens: most tokens to pin.
-
-        Returns:
-            A `kvgraft_retention.Pin`.
 
         Raises:
             ConfigError: no `TokenKey`, an owner without a name, fewer than no tokens, or
@@ -571,6 +566,13 @@ class Cache(Serving):
             self.pins = load_part("pins")(self.tree, self.leases, self.config.pin_share)
         return self.pins
 
+    def announce(self, key: TokenKey, *, place: int | None = None) -> Any:
+        """Announce that a request waits: the cached prefix of `key` leaves after other data.
+
+        See `kvgraft_retention.announcing.announce`. Withdraw the result once it is admitted.
+        """
+        return load_part("announce")(self, key, place=place)
+
     def clear(self, namespace: object = Namespaces.ALL, *, version: object = None) -> Any:
         """Forget all data of one namespace, or of all, on every tier, while requests run.
 
@@ -581,14 +583,11 @@ class Cache(Serving):
         Admitted requests go on with their data and share nothing; `retract` them first to compute
         them again. Requests begun and not admitted are matched again. Prefetches under way end, and
         so do pins. STORAGE gets other names for later data, which a restart keeps once `drain`
-        returned True. O(namespaces + requests + pins); O(nodes) where events are read.
+        returned True. O(namespaces + requests + pins), nodes where events are read; a `ClearStats`.
 
         Args:
             namespace: clear only this one. None is the namespace of keys without any.
             version: of later data in STORAGE, shared by all that give the same; by default its own.
-
-        Returns:
-            A `kvgraft_retention.ClearStats`.
 
         Raises:
             ConfigError: a namespace or version of another type, or no `kvgraft-retention`.

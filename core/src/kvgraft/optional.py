@@ -115,6 +115,7 @@ PARTS: Final[Mapping[str, Sequence[str]]] = {
     "memory": ARENA,
     "sizes": ARENA,
     "lifetimes": RETENTION,
+    "announce": RETENTION,
     "pins": RETENTION,
     "tenants": RETENTION,
     "tenants_settings": RETENTION,

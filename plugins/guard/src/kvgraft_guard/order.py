@@ -255,7 +255,15 @@ class Order:
         if self._is_double(node, component):
             return -inf, 0.0, 0
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
-        return (-inf, 0.0, place) if reserved == stamp else self._ranked(component, stamp)
+        if reserved == stamp:
+            return -inf, 0.0, place
+        return self._last_if_announced(node, component, self._ranked(component, stamp))
+
+    def _last_if_announced(self, node: Node, component: TreeComponent, rank: _Rank) -> _Rank:
+        """Announced data leaves behind all other of its level, the last place first."""
+        announced = getattr(self._order(component).first_order, "announced", None)
+        place = None if announced is None else announced.place(component.index, node)
+        return rank if place is None or rank[0] <= EXPIRED else (rank[0] + 0.5, -place, 0)
 
     def _ranked(self, component: TreeComponent, stamp: int) -> _Rank:
         """The rank of data with a stamp; what was left behind leaves before all other (I9)."""
@@ -307,7 +315,7 @@ class Order:
         if id(node) in self._doubles and not self._on_device:
             return
         first = self._next()
-        rank = self._ranked(component, stamp)
+        rank = self._last_if_announced(node, component, self._ranked(component, stamp))
         reserved, place = self._clean.get(id(node), (stamp + 1, 0))
         if reserved == stamp:
             rank = -inf, 0.0, place

@@ -20,7 +20,7 @@ from kvgraft_replay.hits import hits_of
 from kvgraft_replay.meter import Meter
 from kvgraft_replay.running import Job, Player
 from kvgraft_replay.totals import Totals
-from kvgraft_scheduling.waiting import WaitingQueue
+from kvgraft_scheduling.waiting import WaitingPlace, WaitingQueue
 
 __all__ = ["EngineModel", "ReplayEngine"]
 
@@ -39,6 +39,7 @@ class EngineModel:
         max_running: most requests running at a time.
         reserve_tokens: decode tokens that admission keeps slots for, at most the request's output.
         hints: whether it gives the cache the trace's hints about a session's future.
+        announce: whether it announces waiting requests to the cache.
     """
 
     prefill_tokens_s: float = 100_000.0
@@ -47,6 +48,7 @@ class EngineModel:
     max_running: int = 256
     reserve_tokens: int = 512
     hints: bool = True
+    announce: bool = False
 
 
 class ReplayEngine:
@@ -121,7 +123,7 @@ class ReplayEngine:
         self.meter.run("poll", None, self.fetching.settle)
         self._start_loaded()
         for job in self.fetching.leave():
-            self.waiting.append(job)
+            self._announce(job, self.waiting.append(job))
             self._stalled = False
         self._admit()
         self.meter.run("poll", None, self.fetching.settle)
@@ -147,6 +149,21 @@ class ReplayEngine:
         if due is not None and due > self.now_s and not self._stalled:
             return min(page_s, due - self.now_s)
         return page_s
+
+    # -- waiting
+
+    def _announce(self, job: Job, place: WaitingPlace[Job]) -> None:
+        if self.model.announce:
+            job.announcement = self.meter.run(
+                "announce",
+                job.trace.index,
+                lambda: self.cache.announce(job.key, place=place.arrived),
+            )
+
+    def _put_back(self, job: Job) -> None:
+        self.waiting.put_back(job.place)
+        self._announce(job, job.place)
+        self._stalled = False
 
     # -- admission
 
@@ -185,6 +202,8 @@ class ReplayEngine:
                 deferred = deferred or decision
                 continue
             job.left = self.waiting.take(job)
+            if job.announcement is not None:
+                self.meter.run("announce", job.trace.index, job.announcement.withdraw)
             if decision.outcome is Outcome.NEVER_FITS:
                 self.totals.rejections += 1
                 self.totals.first_rejection = self.totals.first_rejection or str(decision)
@@ -239,8 +258,7 @@ class ReplayEngine:
             elif request.load_failed:
                 self.cache.abort(request)
                 job.request = None
-                self.waiting.put_back(job.place)
-                self._stalled = False
+                self._put_back(job)
             else:
                 self.prefilling.append(job)
                 self.player.verify_prefix(job)
@@ -340,13 +358,13 @@ class ReplayEngine:
         for jobs in (self.decoding, self.prefilling):
             if victim in jobs:
                 jobs.remove(victim)
-        self.waiting.put_back(victim.place)
-        self._stalled = False
+        self._put_back(victim)
         return victim is not job
 
     def _finish(self, job: Job) -> None:
         self.player.verify_prefix(job)
         self.totals.served += 1
+        self.totals.computed.append(job.trace.prompt_tokens - (job.hits.tokens if job.hits else 0))
         self.totals.output_tokens += job.trace.output_tokens
         hint = job.trace.hint if self.model.hints else None
         self.meter.run("finish", job.trace.index, self.cache.finish, job.running, None, hint)

@@ -15,6 +15,7 @@ __all__ = ["OPERATIONS", "Meter", "Unmetered"]
 OPERATIONS = (
     "key",
     "prefetch",
+    "announce",
     "match",
     "admit",
     "load_back",

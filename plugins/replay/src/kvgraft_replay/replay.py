@@ -205,6 +205,7 @@ def _result(
         },
         "saved_tokens": hits,
         "computed_tokens": totals.input_tokens - hits - totals.unserved_tokens,
+        "computed_tokens_p90": totals.computed_p90,
         "unserved_tokens": totals.unserved_tokens,
         "recomputed_tokens": totals.recomputed_tokens,
         "namespaces": totals.by_namespace,
@@ -254,6 +255,7 @@ def _settings(cache: Cache, settings: ReplaySettings) -> dict[str, object]:
         "cut_tokens": config.cut_tokens,
         "eviction_policy": config.policy,
         "hints": settings.model.hints,
+        "announce": settings.model.announce,
         "tenants": {
             name: each.model_dump(exclude={"namespaces", "prefixes"}, exclude_none=True)
             for name, each in config.tenants.items()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -50,6 +50,7 @@ class Job:
         computed: ranges of positions that it computed.
         unserved: whether it ended without all of its output.
         left: its former place in the queue.
+        announcement: of its prefix while it waits.
         prefetch: its prefetch from STORAGE until it begins.
         fetched: pages that its last successful prefetch made resumable.
         resumable_tokens: resumable tokens when its last prefetch ended.
@@ -67,6 +68,7 @@ class Job:
     computed: Span = NOTHING
     unserved: bool = False
     left: WaitingPlace[Job] | None = None
+    announcement: Any = None
     prefetch: Prefetch | None = None
     fetched: Span = NOTHING
     resumable_tokens: int = 0

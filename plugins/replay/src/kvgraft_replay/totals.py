@@ -24,6 +24,7 @@ class Totals:
         prompt tokens that a request never computed.
         unserved_tokens: prompt tokens of requests that were rejected or ran out of memory.
         recomputed_tokens: tokens that a request computed again after a retraction.
+        computed: prompt tokens that each served request computed.
         by_namespace: per namespace its requests, their prompt tokens and their hits.
     """
 
@@ -44,7 +45,14 @@ class Totals:
     ledger_violations: int = 0
     first_problem: str = ""
     first_rejection: str = ""
+    computed: list[int] = field(default_factory=list)
     by_namespace: dict[str, NamespaceCounts] = field(default_factory=dict)
+
+    @property
+    def computed_p90(self) -> int:
+        """Nine of ten served requests computed no more prompt tokens."""
+        ordered = sorted(self.computed)
+        return ordered[-(-9 * len(ordered) // 10) - 1] if ordered else 0
 
     @property
     def hits(self) -> int:

@@ -106,6 +106,12 @@ engine_options = OptionGroup(
         show_default=True,
         help="Tell the policy why outputs ended, where the trace says it.",
     ),
+    click.option(
+        "--announce/--no-announce",
+        default=False,
+        show_default=True,
+        help="Announce waiting requests: other data is evicted before theirs.",
+    ),
 )
 """The options of the simulated engine, for `engine_model`."""
 
@@ -155,4 +161,5 @@ def engine_model(options: Mapping[str, Any]) -> EngineModel:
         max_running=options["max_running"],
         reserve_tokens=options["reserve_tokens"],
         hints=options["hints"],
+        announce=options["announce"],
     )

@@ -43,6 +43,7 @@ def result() -> ReplayResult:
     whole = saved + computed + unserved
     return {
         "kvgraft": "0.1.0",
+        "computed_tokens_p90": 1_900,
         "workload": {
             "name": "chat-two-system-prompts.jsonl",
             "format": "mooncake",

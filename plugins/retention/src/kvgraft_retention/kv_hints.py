@@ -12,6 +12,7 @@ and others are passed over:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from kvgraft.errors import ConfigError
@@ -33,7 +34,8 @@ AFTER: Final = {"tool": Hint.CONTINUES, "user": Hint.TURN_ENDED, "never": Hint.O
 def arguments_of(envelope: Any) -> dict[str, Any]:
     """Arguments of `Cache.begin` that an envelope asks for; of two values for one, the later.
 
-    Later minor versions of an action may have more fields, which are passed over.
+    Later minor versions of an action may have more fields, which are passed over. So is an envelope
+    of a later protocol than 0.
 
     Args:
         envelope: a mapping, as in JSON, or vLLM's or SGLang's object; None for none.
@@ -45,6 +47,9 @@ def arguments_of(envelope: Any) -> dict[str, Any]:
     if envelope is None:
         return found
     actions = _field(envelope, "actions", "an envelope")
+    read = envelope.get if isinstance(envelope, Mapping) else partial(getattr, envelope)
+    if str(read("protocol_version", "0")).partition(".")[0] != "0":
+        return found  # of a later protocol: its actions may mean something else
     if isinstance(actions, (str, bytes, Mapping)) or not isinstance(actions, Iterable):
         raise ConfigError(f"kv_hints: its actions are {of_type(actions)}; give a list")
     for action in actions:

@@ -64,9 +64,11 @@ class WaitingQueue(Generic[T]):
         """Everyone in line, first to last."""
         return iter([place.item for place in self._line])
 
-    def append(self, item: T) -> None:
-        """A new request, last in line."""
-        self._line.append(WaitingPlace(item))
+    def append(self, item: T) -> WaitingPlace[T]:
+        """A new request, last in line; returns its place."""
+        place = WaitingPlace(item)
+        self._line.append(place)
+        return place
 
     def put_back(self, place: WaitingPlace[T]) -> None:
         """Put a request that had left back in its place, behind those that came before it.

@@ -30,6 +30,7 @@ def comparison_table(results: Sequence[ReplayResult]) -> SummaryTable:
         ("on device", lambda one: percent(one["hit_tokens"]["device"], one["input_tokens"])),
         ("on host", lambda one: percent(one["hit_tokens"]["host"], one["input_tokens"])),
         ("tokens saved", lambda one: count(one["saved_tokens"])),
+        ("computed tokens, p90", lambda one: count(one["computed_tokens_p90"])),
         ("tokens computed again", lambda one: count(one["recomputed_tokens"])),
         ("slots evicted from device", lambda one: count(_evicted(one, "device"))),
         ("slots evicted from host", lambda one: count(_evicted(one, "host"))),

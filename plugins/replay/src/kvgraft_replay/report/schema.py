@@ -301,7 +301,8 @@ class ReplayResult(CacheCounts):
     prompt tokens that it never computed, not even after a retraction; an unserved one saves none.
     `saved_tokens`, `computed_tokens` and `unserved_tokens` (prompts of requests not served) add up
     to `input_tokens`. `recomputed_tokens` were computed again after a retraction and are in none of
-    these. Warm-up is included.
+    these. Nine of ten served requests computed at most `computed_tokens_p90` prompt tokens. Warm-up
+    is included.
 
     `namespaces` has the counts of requests with a namespace; it is empty without a scanner.
 
@@ -322,6 +323,7 @@ class ReplayResult(CacheCounts):
     hit_tokens: HitTokens
     saved_tokens: int
     computed_tokens: int
+    computed_tokens_p90: int
     unserved_tokens: int
     recomputed_tokens: int
     namespaces: dict[str, NamespaceCounts]

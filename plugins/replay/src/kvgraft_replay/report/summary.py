@@ -300,13 +300,15 @@ def _scheduling_table(result: ReplayResult) -> SummaryTable:
         ("deferred", result["deferrals"]),
         ("retracted", result["retractions"]),
         ("recomputed", result.get("recomputed_tokens", 0)),
+        ("computed, p90", result.get("computed_tokens_p90", 0)),
         ("rejected", result["rejections"]),
         ("checkpoints", result["checkpoints"]),
         ("copies on write", result["copies_on_write"]),
     )
     return SummaryTable(
         "Scheduling",
-        "number of times; recomputed: tokens, after retractions",
+        "number of times; recomputed: tokens, after retractions; computed, p90: prompt tokens of a "
+        "request that nine of ten do not exceed",
         tuple(name for name, _ in numbers),
         (tuple(count(value) for _, value in numbers),),
         n_labels=0,
