@@ -165,8 +165,8 @@ class Engine:
 
         Raises:
             ConfigError: no token, a token that the model does not have, nothing to produce, more
-                tokens than page tables hold, a position to resume at outside the prompt, or a
-                namespace that has no name in storage.
+                tokens than page tables hold or fewer than it must produce, a position to resume at
+                outside the prompt, or a namespace that has no name in storage.
         """
         if not request.tokens or request.max_new_tokens < 1:
             raise ConfigError(
@@ -188,7 +188,13 @@ class Engine:
                     f"resume_at {each!r} is no position in a prompt of {len(request.tokens)} "
                     "tokens; give tokens from its start"
                 )
-        generation = Generation(request, str(self.memory.device), self._clock())
+        if not 0 <= request.min_new_tokens <= request.max_new_tokens:
+            raise ConfigError(
+                f"request of at least {request.min_new_tokens} new tokens and at most "
+                f"{request.max_new_tokens}; give 0 to as many as are allowed"
+            )
+        device = str(self.memory.device)
+        generation = Generation(request, device, self._clock(), self.end_tokens)
         self.schedule.append(generation)
         self.totals.requests += 1
         return generation

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -37,6 +37,8 @@ class GenerationRequest:
     Attributes:
         tokens: the prompt, at least one token.
         max_new_tokens: most tokens to produce, at least one.
+        min_new_tokens: tokens to produce before one that ends it may be chosen; a constraint that
+            allows no other token by then fails it.
         sampling: how tokens are sampled.
         stop_tokens: tokens that end it, besides the model's own.
         ignore_end: continue after the model's end-of-sequence token.
@@ -59,6 +61,7 @@ class GenerationRequest:
     priority: int = 0
     constraint: Constraint | None = None
     hints: Mapping[str, Any] = field(default_factory=dict)
+    min_new_tokens: int = 0
 
 
 class NewToken(NamedTuple):
@@ -101,7 +104,13 @@ class Generation:
         session: its session while it holds memory.
     """
 
-    def __init__(self, request: GenerationRequest, device: str, submitted_at: float = 0.0) -> None:
+    def __init__(
+        self,
+        request: GenerationRequest,
+        device: str,
+        submitted_at: float = 0.0,
+        end_tokens: Iterable[int] = (),
+    ) -> None:
         self.request = request
         self.submitted_at = submitted_at
         self.token_at: float | None = None
@@ -122,7 +131,15 @@ class Generation:
         self.misses = self.passes_to_skip = 0
         self.loading_since = 0.0
         self.session: Session | None = None
-        self.sampler = Sampler(request.sampling, device, request.tokens, request.constraint)
+        own = () if request.ignore_end else end_tokens
+        self.sampler = Sampler(
+            request.sampling,
+            device,
+            request.tokens,
+            request.constraint,
+            ends={*request.stop_tokens, *own},
+            fewest=request.min_new_tokens,
+        )
 
     @property
     def remaining(self) -> int:

@@ -9,7 +9,7 @@ chosen, so the host waits for the device once per pass instead of once per row.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -101,6 +101,8 @@ class Sampler:
         device: the device of the logits.
         prompt: the prompt's tokens, for `repetition_penalty`.
         constraint: this answer's constraint; None allows any token.
+        ends: tokens that end the answer.
+        fewest: tokens that it has before one of them may be chosen.
     """
 
     def __init__(
@@ -109,8 +111,12 @@ class Sampler:
         device: torch.device | str = "cpu",
         prompt: Sequence[int] = (),
         constraint: Constraint | None = None,
+        ends: Iterable[int] = (),
+        fewest: int = 0,
     ) -> None:
         self.sampling = sampling
+        self._ends = list(ends)
+        self._before_end = fewest if self._ends else 0
         self._constraint = constraint
         self._prompt = prompt
         self._penalties = _Penalties.of(sampling)
@@ -151,7 +157,8 @@ class Sampler:
     @property
     def is_plain(self) -> bool:
         """Whether it takes the token of the largest logit, independent of earlier tokens."""
-        return self._greedy and self._penalties is None and self._constraint is None
+        changed = self._penalties is not None or self._constraint is not None
+        return self._greedy and not changed and not self._before_end
 
     def draw(self, logits: torch.Tensor) -> torch.Tensor:
         """A token, int64 `[]`, on the device of logits `[vocabulary]`; -1 if none can be drawn.
@@ -162,6 +169,9 @@ class Sampler:
         scores = logits
         if self._penalties is not None:
             scores = self._penalties.apply(scores, self._prompt)
+        if self._before_end:
+            known = [token for token in self._ends if token < len(scores)]
+            scores = scores.index_fill(0, torch.tensor(known, device=scores.device), -torch.inf)
         if self._constraint is not None:
             scores = _only(scores, self._constraint.allowed())
         if self._greedy:
@@ -176,6 +186,7 @@ class Sampler:
 
     def count(self, token: int) -> None:
         """Count a produced token."""
+        self._before_end = max(0, self._before_end - 1)
         if self._penalties is not None:
             self._penalties.count(token)
         if self._constraint is not None:

@@ -27,7 +27,7 @@ class Piece(NamedTuple):
         text: the new text.
         reason: its finish reason, as the API names it; None while it continues.
         choices: its tokens since the last piece if log-probabilities were requested, without the
-            model's end-of-sequence token.
+            token that ended it.
     """
 
     answer: int
@@ -120,7 +120,7 @@ class Answers:
         reason = FinishReason.STOP
         counted = False
         choices: list[Choice] = []
-        ends = self._worker.engine.end_tokens
+        ends, n_tokens = {*self._worker.engine.end_tokens, *request.stop_tokens}, 0
         try:
             async for new in tokens:
                 generation = new.generation
@@ -137,9 +137,10 @@ class Answers:
                 self._usage.completion_tokens += 1
                 if new.finish is FinishReason.STOP and new.token in ends:
                     break
+                n_tokens += 1
                 if new.choice.logprob is not None:
                     choices.append(new.choice)
-                said = text.push(new.token)
+                said = text.push(new.token, may_stop=n_tokens > request.min_new_tokens)
                 if said:
                     self._pieces.put_nowait(Piece(index, said, None, tuple(choices)))
                     choices.clear()

@@ -34,6 +34,7 @@ from kvgraft_transformers.serving.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
+    StreamOptions,
     parse_chat,
     parse_completion,
     shutdown_refusal,
@@ -276,7 +277,7 @@ class _Endpoints:
             first = await _or_gone(request, pieces.__anext__)
             record.first = time.monotonic()
             if asked.stream:
-                events = _events(record, len(generations), first, pieces, usage=asked.wants_usage)
+                events = _events(record, len(generations), first, pieces, asked.stream_options)
                 return _Stream(events, answers, record)
             whole = await _or_gone(request, lambda: _collect(len(generations), first, pieces))
         except BaseException:
@@ -314,6 +315,8 @@ class _Endpoints:
                 tokens=prompt,
                 max_new_tokens=limit_tokens,
                 sampling=asked.sampling(index),
+                min_new_tokens=asked.min_tokens,
+                stop_tokens=frozenset(asked.stop_token_ids),
                 ignore_end=asked.ignore_eos,
                 namespace=asked.cache_salt,
                 resume_at=(*asked.resume_at, *resume_at),
@@ -488,11 +491,17 @@ async def _collect(n_answers: int, first: Piece, pieces: AsyncIterator[Piece]) -
 
 
 async def _events(
-    record: Record, n_answers: int, first: Piece, pieces: AsyncIterator[Piece], *, usage: bool
+    record: Record,
+    n_answers: int,
+    first: Piece,
+    pieces: AsyncIterator[Piece],
+    options: StreamOptions | None,
 ) -> AsyncIterator[str]:
     """Server-sent events: chunks, the usage if requested, and the end mark."""
     reply = record.reply
     assert reply is not None
+    with_usage = options is not None and options.include_usage
+    reply.tells_usage = with_usage and options is not None and options.continuous_usage_stats
     for index in range(n_answers):
         opening = reply.opening(index)
         if opening is not None:
@@ -509,7 +518,7 @@ async def _events(
         record.refusal = str(error)
         yield _event(error.body)
         return
-    if usage:
+    if with_usage:
         yield _event(reply.totals())
     yield "data: [DONE]\n\n"
 

@@ -31,6 +31,7 @@ __all__ = [
     "ChatRequest",
     "CompletionRequest",
     "Message",
+    "StreamOptions",
     "parse_chat",
     "parse_completion",
     "shutdown_refusal",
@@ -87,7 +88,6 @@ INSTEAD = {
     "max_new_tokens": "give max_tokens",
     "max_output_tokens": "give max_tokens",
     "messages": "send them to /v1/chat/completions",
-    "min_tokens": "give ignore_eos with max_tokens",
     "modalities": "answers are text",
     "prompt": "send it to /v1/completions, or messages here",
     "regex": "response_format takes JSON schemas",
@@ -149,6 +149,9 @@ class _Request(SettingsModel):
         cache_salt: separates prompts that must not share cache (vLLM's).
         priority: lower numbers go first (vLLM's).
         ignore_eos: continue after the model's end-of-sequence token (vLLM's).
+        min_tokens: tokens before which neither that token nor any of `stop` and `stop_token_ids`
+            ends an answer (vLLM's).
+        stop_token_ids: tokens that end an answer and are not part of its text (vLLM's).
         min_p: draw among tokens at least this many times as likely as the likeliest (vLLM's).
         repetition_penalty: divides positive logits of earlier tokens (vLLM's).
         response_format: text, any JSON object, or JSON that follows a schema.
@@ -167,6 +170,8 @@ class _Request(SettingsModel):
     frequency_penalty: float = Field(default=0.0, ge=-2, le=2)
     repetition_penalty: float = Field(default=1.0, ge=0.01, le=100)
     ignore_eos: bool = False
+    min_tokens: int = Field(default=0, ge=0)
+    stop_token_ids: list[Annotated[StrictInt, Field(ge=0)]] = Field(default=[])
     n: int = Field(default=1, ge=1, le=16)
     seed: int | None = None
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default=[], max_length=MOST_STOPS)
@@ -181,6 +186,7 @@ class _Request(SettingsModel):
     @field_validator(
         *("temperature", "top_p", "top_k", "min_p", "n", "stream", "stop", "resume_at"),
         *("presence_penalty", "frequency_penalty", "repetition_penalty", "ignore_eos", "priority"),
+        *("min_tokens", "stop_token_ids"),
         mode="before",
     )
     @classmethod
@@ -206,6 +212,15 @@ class _Request(SettingsModel):
         except ConfigError as error:
             raise ValueError(str(error).removeprefix("kv_hints: ")) from error
         return value
+
+    @model_validator(mode="after")
+    def _free_to_end_late(self) -> _Request:
+        if self.min_tokens and self.schema_of_answer is not None:
+            raise ValueError(
+                "min_tokens with response_format: the schema says where an answer ends; leave one "
+                "of them out"
+            )
+        return self
 
     def sampling(self, index: int) -> Sampling:
         """The sampling of the answer with this number."""
@@ -239,11 +254,6 @@ class _Request(SettingsModel):
         if value is not None and not info.data.get("stream"):
             raise ValueError("only with stream=true")
         return value
-
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream ends with a chunk that holds the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
 
 
 def _seed_of(seed: int, index: int) -> int:
@@ -284,9 +294,16 @@ class NamedSchema(SettingsModel):
 
 
 class StreamOptions(SettingsModel):
-    """Options of a stream."""
+    """Options of a stream.
+
+    Attributes:
+        include_usage: end with a chunk that holds the usage.
+        continuous_usage_stats: every chunk holds it, too, as far as it goes (vLLM's).
+        include_obfuscation: without effect.
+    """
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: bool | None = None
 
 

@@ -68,6 +68,7 @@ class Reply:
         chat: whether it is a chat.
         tokenizer: decodes single tokens.
         logprobs: whether log-probabilities were requested.
+        tells_usage: whether every chunk of a stream holds the usage so far.
     """
 
     model: str
@@ -78,6 +79,7 @@ class Reply:
     usage: Usage = field(default_factory=Usage)
     ident: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
+    tells_usage: bool = False
 
     @property
     def name(self) -> str:
@@ -143,7 +145,8 @@ class Reply:
             kind = "text_completion"
         logprobs = self._logprobs(index, choices) if choices else None
         choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": reason}
-        return self._frame(kind, [choice])
+        usage = {"usage": self.usage.as_json()} if self.tells_usage else {}
+        return {**self._frame(kind, [choice]), **usage}
 
     def _logprobs(self, index: int, choices: Sequence[Choice]) -> dict[str, Any]:
         if self.chat:

@@ -250,10 +250,15 @@ class TextStream:
         self._released = 0  # characters of the window's text
         self._total = 0
         self._held = ""
+        self._may_stop = True
         self.stopped = False
 
-    def push(self, token: int) -> str:
-        """The text that a token adds; empty while characters or stop strings are incomplete."""
+    def push(self, token: int, *, may_stop: bool = True) -> str:
+        """The text that a token adds; empty while characters or stop strings are incomplete.
+
+        A stop string that is complete before the text may stop has no effect.
+        """
+        self._may_stop = may_stop
         if self.stopped or self._tokenizer.is_silent(token):
             return ""
         self._tokens.append(token)
@@ -298,7 +303,8 @@ class TextStream:
 
     def _release(self, piece: str) -> str:
         text = self._held + piece
-        ends = [text.index(stop) for stop in self._stops if stop in text]
+        stops = self._stops if self._may_stop else ()
+        ends = [text.index(stop) for stop in stops if stop in text]
         if ends:
             self.stopped, self._held = True, ""
             return text[: min(ends)]
