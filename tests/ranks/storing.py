@@ -52,7 +52,23 @@ def storage_calls(settings: dict[str, Any], group: Any, folder: Path) -> dict[st
         told["after clear"] = prefetch.gained_tokens
         _end(cache, tier.detach())
         told["detached"] = not tier.client.attached
+    told["versions"] = [_clear_and_attach(settings, group, folder) for _ in range(2)]
     return told
+
+
+def _clear_and_attach(settings: dict[str, Any], group: Any, folder: Path) -> bool:
+    """Give a version and attach a store that has it on rank 0 alone; whether it is durable."""
+    directory = folder / f"versions-{group.rank()}"
+    directory.mkdir(exist_ok=True)
+    for each in directory.glob("*.version") if group.rank() else ():
+        each.unlink()
+    with Cache.open(["full"], ranks=group, **settings) as cache:
+        tier: Any = cache.storage
+        cache.clear(version="rev-1")
+        tier.attach(open_storage(f"file:{directory}?capacity=64MiB"))
+        durable: bool = cache.drain()
+        _serve(cache)
+        return durable
 
 
 def _serve(cache: Cache) -> None:

@@ -109,6 +109,7 @@ def test_calls_of_the_storage_tier_go_well_on_all_ranks_or_on_none(pair: Ranks) 
     assert zero["restored"] > 0
     assert zero["after clear"] == 0
     assert zero["detached"]
+    assert zero["versions"] == [True, True]
     assert zero["ready"].startswith("ConfigError: ready: polls at times of its own")
 
 

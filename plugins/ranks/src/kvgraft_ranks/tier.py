@@ -58,6 +58,7 @@ class RankedTier(_Tier):
             if error is None:
                 super().detach().wait(self.settings.deadline_s)
             raise
+        self.versions.write_again()
 
     def detach(self, deadline_s: float | None = None) -> StorageTicket:
         """See `StorageTier.detach`; the ticket is done when all ranks' stores are closed."""

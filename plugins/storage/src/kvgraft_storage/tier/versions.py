@@ -116,6 +116,10 @@ class Versions:
         self._set = found | self._set
         self.number += 1
 
+    def write_again(self) -> None:
+        """Write all of this process's own, whichever the store has: ranks' stores may differ."""
+        self._unwritten = dict(self._own)
+
     def poll(self) -> None:
         """Write the next version, one at a time; failed writes are repeated."""
         if self._writing is not None:
