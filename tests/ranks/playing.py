@@ -64,6 +64,7 @@ class Play:
         hits: tokens that requests resumed from.
         n_calls: calls made.
         since_s: when the last one began.
+        other: which argument of the next call that has it is another one, on this rank alone.
     """
 
     def __init__(self, cache: Cache, rank: int, seed: int) -> None:
@@ -71,6 +72,7 @@ class Play:
         self.rank = rank
         self.hits = self.n_calls = self.from_storage = 0
         self.since_s = time.monotonic()
+        self.other = ""
         self._random = random.Random(seed)
         numbers = np.random.default_rng(seed)
         self._families = numbers.integers(0, 50, (FAMILIES, LONGEST)).astype(np.int32)
@@ -110,7 +112,9 @@ class Play:
         self.cache.check_integrity()
 
     def _trouble(self, what: str) -> None:
-        if what == "evict":
+        if what.startswith("other "):
+            self.other = what.removeprefix("other ")
+        elif what == "evict":
             plain: Any = type(self.cache).__mro__[1]
             plain.evict(self.cache, self.cache.mounted[0].name, 1)
         elif what == "call":
@@ -147,10 +151,13 @@ class Play:
             job, prefetch = each
             if prefetch is not None:
                 self.from_storage += prefetch.gained_tokens
-            n_prompt = job.key.n_tokens
-            job.request = self.cache.begin(
-                job.key, reserve=len(job.tokens) - n_prompt, chunk=32, prefetch=prefetch
-            )
+            reserve = len(job.tokens) - job.key.n_tokens
+            if self.other == "key":
+                job.key = TokenKey(job.key.tokens() + 1, job.key.namespace)
+            if self.other == "namespace":
+                job.key = TokenKey(job.key.tokens(), "of this rank")
+            reserve += self.other == "reserve"
+            job.request = self.cache.begin(job.key, reserve=reserve, chunk=32, prefetch=prefetch)
             self._jobs.append(job)
         for job in self._jobs:
             if job.running.stage.value == "leased":
@@ -200,7 +207,7 @@ class Play:
             self._finish(job)
             return
         if job.key.n_tokens < start + n_tokens:
-            job.key.extend(job.tokens[start : start + n_tokens])
+            job.key.extend(job.tokens[start : start + n_tokens] + (self.other == "token"))
         self._player._stamp(job, start, start + n_tokens)
         self.cache.computed(request, n_tokens)
         if self._random.random() < 0.5:

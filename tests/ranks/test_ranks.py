@@ -134,6 +134,45 @@ def test_a_cache_that_cannot_be_opened_on_one_rank_is_opened_on_none(pair: Ranks
     expect_equal(pair.run(job))
 
 
+@pytest.mark.rule("D3")
+def test_a_setting_that_is_wrong_on_one_rank_is_named_on_all(pair: Ranks) -> None:
+    job = {"components": FULL, "seed": 1, "n_calls": 1}
+    for each in pair.run({**job, "settings_of": {"1": {"page_size": 0}}}):
+        assert each["error"] == "ConfigError: rank 1: setting page_size=0: give more than 0"
+
+
+@pytest.mark.rule("D1")
+def test_pools_in_bytes_hold_the_tokens_that_fit_on_every_rank(pair: Ranks) -> None:
+    three = {"full": {}, "swa": {"window": 16}, "mamba": {}}
+    job = {"components": three, "seed": 1, "n_calls": 60}
+    sizes = {"0": "600kB", "1": "500kB"}
+    of_rank = {rank: {"device_tokens": size, "host_tokens": "1MB"} for rank, size in sizes.items()}
+    expect_equal(pair.run({**job, "settings_of": of_rank}))
+
+
+@pytest.mark.rule("D4")
+@pytest.mark.parametrize(
+    ("what", "calls"),
+    [
+        ("key", ("begin",)),
+        ("namespace", ("begin",)),
+        ("reserve", ("begin",)),
+        ("token", ("checkpoint", "finish")),
+    ],
+)
+def test_another_argument_on_one_rank_is_found_and_its_call_named(
+    pair: Ranks, what: str, calls: tuple[str, ...]
+) -> None:
+    job = {"components": FULL, "seed": 3, "n_calls": 250}
+    results = pair.run({**job, "trouble": {"rank": 1, "at": 50, "what": f"other {what}"}})
+    for each in results:
+        assert each["error"].startswith("RanksDivergedError: D4: ranks differ from call ")
+        zero, one = each["results"]["0"], each["results"]["1"]
+        assert zero.startswith(calls)
+        assert one.startswith(calls)
+        assert zero != one
+
+
 @pytest.mark.rule("D4")
 def test_a_call_of_one_rank_alone_is_found_and_named(pair: Ranks) -> None:
     job = {"components": FULL, "seed": 3, "n_calls": N_CALLS}

@@ -191,6 +191,29 @@ def test_announcing_an_unknown_prefix_leaves_no_trace() -> None:
         cache.check_integrity()
 
 
+@pytest.mark.rule("D1")
+def test_withdrawn_data_is_offered_in_the_order_of_its_prefix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Addresses of nodes have no part in it: ranks decide alike."""
+    with opened(device_tokens=512) as cache:
+        text = list(range(400))
+        for n_tokens in range(40, 400, 8):  # a chain of many nodes, of which each has a sibling
+            life.serve(cache, TokenKey([*text[:n_tokens], 1000 + n_tokens, 2, 3]))
+        waiting = cache.announce(TokenKey(text))
+        changed: list[int] = []
+        change = Announced._change
+
+        def noted(self: Announced, component: Any, node: Any, places: Any) -> None:
+            changed.append(node.start)
+            change(self, component, node, places)
+
+        monkeypatch.setattr(Announced, "_change", noted)
+        waiting.withdraw()
+        assert len(changed) > 20
+        assert changed == sorted(changed, reverse=changed[0] > changed[-1])
+
+
 def test_closed_cache_and_no_key_are_refused() -> None:
     cache = opened()
     with pytest.raises(ConfigError, match="TokenKey"):

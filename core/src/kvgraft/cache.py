@@ -112,11 +112,11 @@ class Cache(Serving):
         With `ranks`, a process group of `torch.distributed`, each of its ranks opens one (D1).
         Raises `ConfigError`, which names a setting that is missing, unknown or impossible.
         """
-        config = parse_config({"components": components, **settings})
-        made: Callable[..., Cache] = (
-            cls if ranks is None else partial(load_part("ranks"), cls, ranks)
-        )
-        return made(config, transfers=transfers, clock=clock)
+        given = {"components": components, **settings}
+        if ranks is None:
+            return cls(parse_config(given), transfers=transfers, clock=clock)
+        cache: Cache = load_part("ranks")(cls, ranks, given, transfers, clock)
+        return cache
 
     def __enter__(self) -> Cache:
         return self

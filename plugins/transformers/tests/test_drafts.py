@@ -464,5 +464,26 @@ def test_a_failed_pass_of_a_draft_model_is_logged_and_requests_go_on(
     drafted = ran(model, requests, 4, drafter)
     assert drafted[:2] == plain[:2]
     assert drafted.engine.totals.draft_tokens == 0
-    assert "the draft model's pass failed: out of memory" in caplog.text
+    assert "the draft model proposes nothing: out of memory" in caplog.text
     assert not drafter.memory.cache.requests
+
+
+class Beyond:
+    """Drafts of which the third is no token of the model."""
+
+    def propose(self, key: TokenKey, most: int) -> Sequence[int]:
+        """Two tokens, one that a larger vocabulary has, and more."""
+        return [5, 6, 512, 7][:most]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def test_a_draft_outside_the_models_vocabulary_is_left_out_with_those_behind_it(
+    tiny: Any, tokens: Tokens
+) -> None:
+    model, requests = tiny("llama", torch.float64), requests_of(tokens, 1)
+    plain = ran(model, requests, 0)
+    drafted = ran(model, requests, 4, Beyond())
+    assert drafted[:2] == plain[:2]
+    assert drafted.engine.totals.draft_tokens > 0

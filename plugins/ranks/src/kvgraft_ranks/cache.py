@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
 
 from kvgraft.admission.decision import Decision
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.pools import SLOT_BYTES
 from kvgraft.requests.request import Request
+from kvgraft.tree.keys import TokenKey
 from kvgraft_ranks.agreement import Agreement
 from kvgraft_ranks.errors import RanksError
 
@@ -26,6 +31,11 @@ NOTED = (
     *("pin", "unpin", "unpin_all", "clear"),
 )
 """Calls that change the cache, or decide."""
+
+SHARING = ("checkpoint", "finish")
+"""Calls that give a request's data to others, under the tokens of its key."""
+
+NO_NAMES: Mapping[str, object] = MappingProxyType({})
 
 TO_THE_END = ("abort",)
 """Calls that are allowed after an error of the ranks."""
@@ -81,16 +91,16 @@ def _noted(name: str, call: Callable[..., Any], numbers: _Numbers) -> Callable[.
         except RanksError:
             raise
         except KvgraftError as error:
-            numbers.note(self, name, type(error).__name__, *given)
+            numbers.note(self, name, type(error).__name__, given, named)
             raise
-        numbers.note(self, name, result, *given)
+        numbers.note(self, name, result, given, named)
         return result
 
     return noted
 
 
 class _Numbers:
-    """Results of calls as numbers that are equal on all ranks.
+    """Arguments and results of calls as numbers that are equal on all ranks.
 
     Requests get numbers in the order in which they begin.
     """
@@ -100,13 +110,25 @@ class _Numbers:
         self._requests: dict[int, int] = {}
         self._n_begun = 0
 
-    def note(self, cache: Cache, call: str, result: object, *given: object) -> None:
-        """Note a call, its result, and all books behind it."""
+    def note(
+        self,
+        cache: Cache,
+        call: str,
+        result: object,
+        given: Sequence[object] = (),
+        named: Mapping[str, object] = NO_NAMES,
+    ) -> None:
+        """Note a call, its arguments, its result, and all books behind it."""
         if isinstance(result, Request) and id(result) not in self._requests:
             self._n_begun += 1
             self._requests[id(result)] = self._n_begun
         requests = [each for each in given if isinstance(each, Request)]
-        about = [number for each in requests for number in self._of(each)]
+        about: list[object] = [_shown(each) for each in given if not isinstance(each, Request)]
+        about += [f"{name}={_shown(named[name])}" for name in sorted(named)]
+        for each in requests:
+            about += self._of(each)
+            if call in SHARING:
+                about.append(_shown(each.key))
         books = [
             number
             for component in cache.tree.components
@@ -114,7 +136,7 @@ class _Numbers:
             if books is not None
             for number in (books.free, books.evictable, books.pinned, books.allocator.n_allocated)
         ]
-        self.agreement.log.note(call, [*about, *self._shown(result), *books])
+        self.agreement.log.note(call, [*about, *self._result(result), *books])
         for each in requests:
             if id(each) not in cache.requests:
                 self._requests.pop(id(each), None)
@@ -127,7 +149,7 @@ class _Numbers:
         number = f"request {self._requests.get(id(request), 0)}"
         return [number, request.anchor_tokens, request.device_tokens, request.computed, *slots]
 
-    def _shown(self, result: object) -> list[object]:
+    def _result(self, result: object) -> list[object]:
         if isinstance(result, Request):
             return self._of(result)
         if isinstance(result, Decision):
@@ -138,3 +160,33 @@ class _Numbers:
         if isinstance(result, (bool, int, str)) or result is None:
             return [result]
         return [type(result).__name__]
+
+
+def _shown(argument: object) -> object:
+    """An argument, equal where it is: a number as it is, others by a digest.
+
+    Texts are not shown because a namespace may be a secret.
+    """
+    if argument is None or isinstance(argument, (bool, int, float)):
+        return argument
+    if isinstance(argument, TokenKey):
+        said = f"{argument.namespace!r}" if _has_a_text(argument.namespace) else ""
+        digest = xxhash.xxh3_64(argument.data)
+        digest.update(said.encode())
+        return f"{argument.n_tokens} tokens {digest.hexdigest()}"
+    if _has_a_text(argument):
+        return xxhash.xxh3_64_hexdigest(f"{argument!r}".encode())[:8]
+    if isinstance(argument, (list, tuple)) and argument and isinstance(argument[0], Request):
+        return len(argument)
+    try:
+        numbers = np.asarray(argument, np.int64)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return type(argument).__name__
+    return f"{numbers.size} numbers {xxhash.xxh3_64_hexdigest(numbers.tobytes())[:8]}"
+
+
+def _has_a_text(value: object) -> bool:
+    """Whether its `repr` is the same in all processes."""
+    if isinstance(value, tuple):
+        return all(map(_has_a_text, value))
+    return value is None or isinstance(value, (bool, int, float, str, bytes))

@@ -77,9 +77,12 @@ class Link:
         return [each.numpy().tobytes() for each in self._gathered]
 
     def _failed(self, error: RuntimeError) -> RanksError:
-        reason = " ".join(str(error).split())[:200]
+        said = str(error).lower()
+        reason = "does not answer: it hangs, or takes longer for a step"
+        if "connection" in said or "read error" in said or "reset" in said:
+            reason = "has ended: its connection is closed"
         return RanksError(
             f"ranks: rank {self.rank} of {self.size} waited for the others, at most "
-            f"{self.timeout_s:g} s: one of them is dead or hangs ({reason}); nothing is served any "
-            "more: close the cache, and start all ranks again"
+            f"{self.timeout_s:g} s, and one of them {reason}; nothing is served any more: close "
+            "the cache, and start all ranks again"
         )

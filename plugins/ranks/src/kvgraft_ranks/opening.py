@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kvgraft.assembly import PartsFactory, parts_of, size_pools
-from kvgraft.config import CacheConfig
+from kvgraft.config import CacheConfig, parse_config
 from kvgraft.errors import ConfigError, KvgraftError
 from kvgraft.transfers import Journal, TransferEngine
 from kvgraft_ranks.agreement import Agreement
@@ -23,23 +23,31 @@ if TYPE_CHECKING:
 
 __all__ = ["open_on_ranks"]
 
+TIMEOUT_S: Final[float] = CacheConfig.model_fields["transfer_timeout_s"].default
+"""Longest wait for the other ranks of one whose settings are wrong."""
+
+SIZES: Final = ("device_tokens", "host_tokens")
+"""Settings that sizes in bytes become, of the cache and of components."""
+
 
 def open_on_ranks(
     kind: type[Cache],
     group: Any,
-    config: CacheConfig,
+    settings: CacheConfig | dict[str, Any],
     transfers: TransferEngine | None = None,
     clock: Callable[[], float] | None = None,
 ) -> Cache:
     """Open this rank's cache of a group; all ranks call it at the same time.
 
-    Sizes in bytes become the smallest number of tokens that fits on a rank. Data in STORAGE gets
-    the rank and the number of ranks in its name.
+    They wait for each other at most `transfer_timeout_s`. Sizes in bytes become the smallest number
+    of tokens that fits on a rank. Data in STORAGE gets the rank and the number of ranks in its
+    name.
 
     Args:
         kind: `Cache`, or a class derived from it.
         group: a `torch.distributed` process group with a backend for the CPU.
-        config: settings; equal on all ranks but for options that say which part a rank holds.
+        settings: of `CacheConfig`; equal on all ranks but for options that say which part a rank
+            holds.
         transfers: engine of this rank's copies; by default as for one rank.
         clock: monotonic, in seconds; rank 0's counts.
 
@@ -50,8 +58,16 @@ def open_on_ranks(
     """
     if clock is not None and not callable(clock):
         raise ConfigError(f"clock {clock!r:.40}; give a function of no arguments")
-    agreement = Agreement(Link(group, config.transfer_timeout_s), clock or time.monotonic)
-    agreement.gather(b"")  # all ranks are here, and have a time
+    config: CacheConfig | None = None
+    failure: KvgraftError | None = None
+    try:
+        config = settings if isinstance(settings, CacheConfig) else parse_config(settings)
+    except ConfigError as error:
+        failure = error
+    timeout_s = TIMEOUT_S if config is None else config.transfer_timeout_s
+    agreement = Agreement(Link(group, timeout_s), clock or time.monotonic)
+    agreement.expect_all(failure)  # all ranks are here, and have a time
+    assert config is not None
     cache: Cache | None = None
     try:
         config = _with_shard(_sized(config, agreement), agreement)
@@ -61,7 +77,6 @@ def open_on_ranks(
             clock=agreement.clock,
             parts=_ranked_parts(config, agreement),
         )
-        failure = None
     except KvgraftError as error:
         failure = error
     try:
@@ -76,19 +91,34 @@ def open_on_ranks(
 
 
 def _sized(config: CacheConfig, agreement: Agreement) -> CacheConfig:
-    """Pools of the same number of tokens on all ranks, where they are sized in bytes."""
-    if config.device_bytes is None and config.host_bytes is None:
-        return config
-    failure, mine = None, (0, 0)
+    """Pools of the same number of tokens on all ranks, where they are sized in bytes.
+
+    Components of bounded reach have numbers of their own among their options.
+    """
+    sized, failure = config, None
     try:
         sized = size_pools(config)
-        mine = (sized.device_tokens, sized.host_tokens)
     except KvgraftError as error:
         failure = error
     agreement.expect_all(failure)
+    names = [*sized.components] if sized is not config else []
+    mine = {
+        f"{option} {name}": options[option]
+        for name, options in (("", vars(sized)), *((n, sized.components[n]) for n in names))
+        for option in SIZES
+        if options.get(option) is not None
+    }
     found = [json.loads(each) for each in agreement.gather(json.dumps(mine).encode())]
-    device, host = (min(each) for each in zip(*found))
-    return sized.model_copy(update={"device_tokens": device, "host_tokens": host})
+    if not names:
+        return config
+    least = {key: min(each.get(key, own) for each in found) for key, own in mine.items()}
+    options = {
+        name: {**given, **{o: least[f"{o} {name}"] for o in SIZES if f"{o} {name}" in least}}
+        for name, given in sized.components.items()
+    }
+    pools = {option: least[f"{option} "] for option in SIZES if f"{option} " in least}
+    fixed = {"device_bytes": None, "host_bytes": None}
+    return sized.model_copy(update={**fixed, **pools, "components": options})
 
 
 def _with_shard(config: CacheConfig, agreement: Agreement) -> CacheConfig:
@@ -121,7 +151,8 @@ def _expect_equal(cache: Cache, agreement: Agreement) -> None:
 def _facts(cache: Cache) -> dict[str, Any]:
     """Settings and sizes that decisions depend on, by name."""
     config = cache.config
-    given = ("page_size", "policy", "cut_tokens", "transfer_timeout_s", "pin_share", "max_tokens")
+    given = ["page_size", "policy", "cut_tokens", "transfer_timeout_s", "pin_share", "max_tokens"]
+    given += ["max_drafts", "decode_interval_tokens", "device_memory", "host_memory"]
     facts: dict[str, Any] = {name: str(getattr(config, name)) for name in given}
     facts["write_policy"] = config.write_policy.value
     facts["load"], facts["tenants"] = str(config.load), str(config.tenants)

@@ -65,7 +65,8 @@ class Announced(TreeObserver):
         self._tree = tree
         self._last = self._last_place = 0
         self._roots: dict[int, Node] = {}
-        self._data: dict[int, set[_Held]] = {}
+        self._data: dict[int, dict[_Held, None]] = {}
+        """Of each announcement its data, in an order that is the same in every process (D1)."""
         self._places: dict[_Held, dict[int, int]] = {}
         """Of the announcements that data is of: the places by number."""
         for component in tree.components:
@@ -87,11 +88,11 @@ class Announced(TreeObserver):
             found = match(tree, key, max(0, key.n_tokens - 1) // tree.page_size)
             tokens = found.anchor * tree.page_size
             if found.anchor and len(self._data) < MOST_ANNOUNCED:
-                data = self._data[self._last] = set()
+                data = self._data[self._last] = {}
                 self._roots[self._last] = root
                 for component in tree.components:
                     for node in needed_nodes(found, component):
-                        data.add((component.index, node))
+                        data[component.index, node] = None
                         places = {**self._of(component, node), self._last: self._last_place}
                         self._change(component, node, places)
         finally:
@@ -121,13 +122,13 @@ class Announced(TreeObserver):
             if places and not component.is_state:
                 self._places[component.index, upper] = dict(places)
                 for number in places:
-                    self._data[number].add((component.index, upper))
+                    self._data[number][component.index, upper] = None
 
     def removed(self, node: Node) -> None:
         """Its data is gone."""
         for component in self._tree.components:
             for number in self._places.pop((component.index, node), ()):
-                self._data[number].discard((component.index, node))
+                self._data[number].pop((component.index, node), None)
 
     def cleared(self, roots: Sequence[Node]) -> None:
         """Nobody uses the data of cleared namespaces."""

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from kvgraft import KvgraftError, TokenKey
+from kvgraft import TokenKey
 from kvgraft_transformers.attention import attention_of_pass
 from kvgraft_transformers.errors import AdmissionRefusedError
 from kvgraft_transformers.memory import ModelMemory
@@ -38,10 +38,10 @@ class DraftModel:
         chunk_tokens: most tokens of one pass.
 
     It proposes nothing for a sequence that is longer than the model's context or its pools, or that
-    has a token outside its vocabulary. A pass that fails is logged, and proposes nothing either.
+    has a token outside its vocabulary. A call that fails is logged, and proposes nothing either.
 
-    Cost: for each call one pass over the tokens since the last page boundary that is cached, and
-    one pass over one token for each further draft.
+    Cost: for each call the tokens since the last cached page boundary, of a model with states since
+    its last kept state (at most `chunk_tokens`), and a pass over one token for each further draft.
     """
 
     def __init__(self, memory: ModelMemory, chunk_tokens: int = 512) -> None:
@@ -78,20 +78,21 @@ class DraftModel:
         if end > self._most_tokens or int(key.tokens().max()) >= self._vocabulary:
             return ()
         memory, known = self.memory, copy.copy(key)
+        session: Session | None = None
         try:
             memory.cache.poll()
             chunk = min(self.chunk_tokens, key.n_tokens)
             session = Session(memory, known, reserve=most, chunk=chunk, limit_tokens=end)
             session.open()
+            return self._decode(session, most)
         except AdmissionRefusedError:
             return ()
-        try:
-            return self._decode(session, most)
-        except (RuntimeError, KvgraftError) as error:
-            logger.warning("the draft model's pass failed: %s", error)
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; requests go on
+            logger.warning("the draft model proposes nothing: %s", error)
             return ()
         finally:
-            session.abort()
+            if session is not None and not session.ended:
+                session.abort()
 
     def _decode(self, session: Session, most: int) -> list[int]:
         """The next tokens of a session, whose key it extends by all but the last."""

@@ -88,6 +88,7 @@ class Engine:
         self._argument = cache_argument(self.model)
         known = inspect.signature(self.model.forward).parameters
         self._keeps_last = "logits_to_keep" in known
+        self._vocabulary = self.model.get_input_embeddings().num_embeddings
 
     @classmethod
     def open(
@@ -271,8 +272,10 @@ class Engine:
         ):
             for generation in list(line):
                 self.abort(generation)
-        self.memory.close()
-        self.drafter.close()
+        try:
+            self.memory.close()
+        finally:
+            self.drafter.close()
 
     # -- inside
 
@@ -285,7 +288,11 @@ class Engine:
             generation.passes_to_skip -= 1
             return ()
         most = min(self.settings.max_drafts + 1 - generation.n_known, generation.remaining - 1)
-        return self.drafter.propose(generation.key, most)[:most] if most > 0 else ()
+        if most <= 0:
+            return ()
+        drafts = self.drafter.propose(generation.key, most)[:most]
+        unknown = [at for at, token in enumerate(drafts) if not 0 <= token < self._vocabulary]
+        return drafts[: unknown[0]] if unknown else drafts
 
     def _compute_alike(self, works: Iterable[Work]) -> bool:
         """Compute the next tokens of each request, with requests that can share a pass in one."""
