@@ -115,7 +115,7 @@ def a_match_that_moves_what_another_reads(put: Patch) -> None:
     scene.begin(OTHER)
 
 
-@breaks("I7")
+@breaks("I6")
 def an_end_that_donates_no_state(put: Patch) -> None:
     scene = Scene(state=True)
     put.into(scene.cache.states, offer_states=lambda self, request, part: None)

@@ -39,8 +39,8 @@ GUARDED_CORES: dict[str, BadCore] = {
     "a match takes a window a page short for whole": BadCore(
         ("M1", "M3"),
         "tree/matching.py",
-        "low = boundary - component.window_pages\n",
-        "low = boundary - component.window_pages + 1\n",
+        "low, hosted = max(0, boundary - component.window_pages), component.home_is_host\n",
+        "low, hosted = max(0, boundary - component.window_pages + 1), component.home_is_host\n",
     ),
     "a match takes the state at a node's end for one inside it": BadCore(
         ("M1", "M3"),

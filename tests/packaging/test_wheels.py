@@ -23,6 +23,7 @@ STORES = ("file", "valkey", "s3", "mooncake")
 REPLAY = with_needs("kvgraft-replay")
 PARTS = (
     "cli",
+    "ranks",
     "testing",
     "guard",
     "storage",

@@ -75,7 +75,7 @@ def test_two_distributions_with_one_name_are_both_named(shelf: Shelf) -> None:
         ("import nothing_of_the_sort", "import failed: ModuleNotFoundError"),
         ("raise SystemExit(1)", "import failed: SystemExit: 1"),
         ("DRIVER = 7", "names a int, not a StorageDriver"),
-        (MEMORY.replace('"1.0"', '"2.0"'), "written for storage API 2.0, this core has 1.1"),
+        (MEMORY.replace('"1.0"', '"2.0"'), "written for storage API 2.0, this core has 1.2"),
         (MEMORY.replace('"1.0"', "1.0"), "storage API 1.0 is not MAJOR.MINOR; write a literal"),
         (MEMORY.replace('"thrown away", Options', '"", int'), "are <class 'int'>, not a Storage"),
         (

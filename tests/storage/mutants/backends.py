@@ -21,10 +21,12 @@ class Kept(MemoryBackend):
     """A sound backend: every opener of a directory's store sees its content."""
 
     places: dict[Path, Contents] = {}  # noqa: RUF012 - the disk, so to say
+    versions_there: dict[Path, dict[bytes, bytes]] = {}  # noqa: RUF012 - likewise
 
     def __init__(self, directory: Path) -> None:
         super().__init__(1 << 20, 200_000)
         self.stored = self.places.setdefault(directory, OrderedDict())
+        self._versions = self.versions_there.setdefault(directory, {})
 
     @property
     def capabilities(self) -> Capabilities:
