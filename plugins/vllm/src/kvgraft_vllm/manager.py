@@ -202,8 +202,8 @@ class KvgraftCacheManager(KVCacheManager):
     def _extend(self, sequence: _Sequence, request: Vllm, end: int) -> None:
         """Append a request's tokens before `end` to its key, and say which of them are images.
 
-        What cannot be told apart by its identity begins with a number that no other request has:
-        behind it nothing is shared. That is an image of few tokens or of many different ones, one
+        An image without a usable identity gets a number that no other request has at its start, so
+        nothing behind it is shared. That is an image of few tokens or of many different ones, one
         that another overlaps, and one that ends behind `end` (a session of streamed input).
         """
         key = sequence.key
