@@ -20,7 +20,7 @@ from tests.serving import life
 pytest.importorskip("dynamo.indexer", reason="Dynamo is not at hand: make test-engine-files")
 
 from kvgraft import Cache, TokenKey
-from kvgraft_observe.kv_events import KvEventPublisher
+from kvgraft_observe.kv_events import KvEventPublisher, Report
 
 PAGE = 16
 WAIT_S = 20.0
@@ -92,6 +92,12 @@ def held(cache: Cache, tokens: list[int]) -> tuple[int, int]:
     return full.device_accepts, full.accepts
 
 
+def resumable(cache: Cache, tokens: list[int]) -> tuple[int, int]:
+    """Tokens of a prompt behind which a request resumes, from DEVICE alone and from any tier."""
+    said = cache.explain(TokenKey(tokens))
+    return said.device_anchor, said.anchor
+
+
 @pytest.mark.parametrize("replay_batches", [10_000, 1])
 def test_dynamos_indexer_that_comes_late_knows_what_a_cache_holds(
     tmp_path: Path, replay_batches: int
@@ -143,5 +149,57 @@ def test_dynamos_indexer_that_comes_late_knows_what_a_cache_holds(
         after = expect_agreement()
         assert (0, 288) in after
         assert (288, 288) in after
+        cache.clear()
+        assert expect_agreement() == [(0, 0)] * 6
+
+
+@pytest.mark.parametrize(
+    ("components", "report", "known"),
+    [
+        ({"full": {}, "swa": {"window": 64}, "mamba": {}}, "resumable", True),
+        ({"swa": {"window": 64}, "mamba": {}}, "resumable", True),
+        ({"swa": {"window": 64}, "mamba": {}}, "components", False),
+    ],
+    ids=["full+swa+mamba", "swa+mamba", "swa+mamba by component"],
+)
+def test_dynamos_indexer_knows_where_hybrid_models_resume(
+    tmp_path: Path, components: dict[str, dict[str, Any]], report: Report, *, known: bool
+) -> None:
+    with (
+        Cache.open(components, write_policy="write-through", **SIZES) as cache,
+        KvEventPublisher(
+            cache, bind="tcp://127.0.0.1:*", replay="tcp://127.0.0.1:*", report=report
+        ) as publisher,
+        indexer_on(free_port(), tmp_path / "indexer.log") as indexer,
+    ):
+        indexer.ask(
+            "/register",
+            instance_id=7,
+            endpoint=publisher.endpoint,
+            replay_endpoint=publisher.replay_endpoint,
+            model_name="m",
+            block_size=PAGE,
+        )
+
+        def expect_agreement() -> list[tuple[int, int]]:
+            deadline = time.monotonic() + WAIT_S
+            while True:
+                cache.poll()
+                expected = [resumable(cache, prompt) for prompt in PROMPTS]
+                found = [indexer.found(prompt) for prompt in PROMPTS]
+                if found == (expected if known else [(0, 0)] * len(PROMPTS)):
+                    return expected
+                assert time.monotonic() < deadline, (found, expected, publisher.lost)
+                time.sleep(0.05)
+
+        for prompt in PROMPTS[:3]:
+            serve(cache, prompt)
+        assert max(expect_agreement()) == (288, 288)
+        cache.evict("mamba", 2)  # states on DEVICE go, oldest first; HOST has them
+        after = expect_agreement()
+        assert (0, 288) in after
+        assert (288, 288) in after
+        serve(cache, PROMPTS[5])
+        expect_agreement()
         cache.clear()
         assert expect_agreement() == [(0, 0)] * 6

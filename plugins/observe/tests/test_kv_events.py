@@ -151,8 +151,8 @@ def test_events_are_vllms_field_by_field(
     states = [each for each in stored if each["group_idx"] == 2]
     assert {len(each["block_hashes"]) for each in states} == {1}
     removed = next(each for each in told if each["type"] == "BlockRemoved")
-    assert removed.keys() == {"type", "block_hashes", "medium", "group_idx"}
-    assert (removed["medium"], removed["group_idx"]) == ("GPU", 2)
+    assert removed.keys() == {"type", "block_hashes", "medium", "group_idx", "reason"}
+    assert (removed["medium"], removed["group_idx"], removed["reason"]) == ("GPU", 2, "demoted")
     assert removed["block_hashes"] in [each["block_hashes"] for each in states]
 
 

@@ -59,11 +59,13 @@ def test_vllms_classes_read_every_event_and_write_the_same(place: str) -> None:
         *messages, end = listener.frames(0, b"")
     decoder = msgspec.msgpack.Decoder(type=KVEventBatch)
     blocks: dict[tuple[int | None, str | None], set[object]] = {}
-    kinds = set()
+    kinds, reasons = set(), set()
     for _, _, _, payload in messages:
         batch = decoder.decode(payload)
         written = msgspec.msgpack.decode(msgspec.msgpack.encode(batch))
-        assert written == msgspec.msgpack.decode(payload)
+        sent = msgspec.msgpack.decode(payload)
+        reasons |= {each.pop("reason") for each in sent[1] if each["type"] == "BlockRemoved"}
+        assert written == sent
         assert batch.data_parallel_rank == 0
         for event in batch.events:
             if isinstance(event, AllBlocksCleared):
@@ -81,6 +83,7 @@ def test_vllms_classes_read_every_event_and_write_the_same(place: str) -> None:
             assert keys is not None
             salt = ("tenant",) if event.parent_block_hash is None else ()
             assert keys[0] == ("adapter", *salt)
+    assert reasons == {"demoted", "leaf"}
     assert end[-2] == ZmqEventPublisher.END_SEQ
     assert kinds == {
         KVCacheSpecKind.FULL_ATTENTION,

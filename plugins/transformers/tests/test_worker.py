@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from kvgraft_transformers.engine import Engine
+from kvgraft_transformers.engine.drafting import PromptLookup
 from kvgraft_transformers.serving.app import ServedModel, build_app
 from kvgraft_transformers.serving.text import TextStream, Tokenizer
 from kvgraft_transformers.serving.worker import EngineWorker
@@ -144,3 +145,19 @@ def test_text_that_cannot_be_decoded_is_a_server_error_not_silence(
     assert reply.status_code == 500
     assert reply.json()["error"]["message"] == "the server failed: TypeError"
     assert not engine.memory.cache.requests
+
+
+def test_a_publisher_of_events_is_closed_before_its_cache() -> None:
+    model = build_tiny_model("llama")
+    engine = Engine.open(model, device_tokens=512, page_size=16, probe_tokens=0)
+    ended: list[str] = []
+
+    class Told(PromptLookup):
+        def close(self) -> None:
+            ended.append("engine")
+
+    engine.drafter = Told(1)
+    worker = EngineWorker(engine, [lambda: ended.append("publisher")])
+    worker.start()
+    worker.stop()
+    assert ended == ["publisher", "engine"]

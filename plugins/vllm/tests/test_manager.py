@@ -568,10 +568,12 @@ class Router:
 
     Attributes:
         blocks: what they tell of blocks, by group and hash.
+        reasons: why blocks left, as they say.
     """
 
     def __init__(self, engine: Engine) -> None:
         self.blocks: dict[tuple[int, Any], tuple[Any, ...]] = {}
+        self.reasons: set[str] = set()
         engine.scheduler.kv_event_publisher = self
 
     def publish(self, batch: Any) -> None:
@@ -579,6 +581,7 @@ class Router:
             if isinstance(event, AllBlocksCleared):
                 self.blocks.clear()
             elif isinstance(event, BlockRemoved):
+                self.reasons.add(getattr(event, "reason", "none"))
                 for each in event.block_hashes:
                     del self.blocks[event.group_idx, each]
             else:
@@ -637,6 +640,8 @@ def test_kv_events_tell_what_the_cache_holds(put: Put, sizes: Sizes) -> None:
         counted = Counter(group for group, _ in router.blocks)
         assert counted == held
         assert min(held.values()) > 0
+        assert router.reasons
+        assert router.reasons <= {"deleted", "leaf", "cascade"}
 
 
 def hashes_of_a_request(engine: Engine) -> list[Any]:

@@ -14,12 +14,22 @@ from vllm.v1.core.kv_cache_utils import (
 from kvgraft_observe.events import Cleared, EventStream, Evicted, Stored
 from kvgraft_vllm.block_layout import BlockLayout
 
-__all__ = ["KvEvents"]
+__all__ = ["KvEvents", "Removed"]
 
 MEDIUM = "GPU"
 
 Vllm = Any
 """An object of vLLM, which mypy does not see."""
+
+
+class Removed(BlockRemoved, tag="BlockRemoved"):  # type: ignore[misc, call-arg]
+    """vLLM's event with the reason; readers skip fields that they do not know.
+
+    Attributes:
+        reason: why the blocks left, as in `PoolStats.evicted`.
+    """
+
+    reason: str | None = None
 
 
 class KvEvents:
@@ -79,6 +89,6 @@ class KvEvents:
     def _removed(self, event: Evicted) -> list[Vllm]:
         hashes = [self._hashes.pop((event.component, page)) for page in event.pages.hashes]
         return [
-            BlockRemoved(block_hashes=hashes, medium=MEDIUM, group_idx=group)
+            Removed(block_hashes=hashes, medium=MEDIUM, group_idx=group, reason=event.cause)
             for group in self._groups[event.component]
         ]

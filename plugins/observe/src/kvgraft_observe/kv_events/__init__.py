@@ -1,6 +1,7 @@
 """A cache's events as vLLM publishes its own, so that routers made for vLLM can route to it.
 
 wire          the messages, as msgpack
+resumable     the blocks up to which requests could resume, of all components together
 translating   makes them of the cache's events
 replaying     keeps the last ones for subscribers that missed some
 publisher     sends them over ZMQ
@@ -11,6 +12,6 @@ Needs the extra `kv-events`: pyzmq and msgspec.
 from __future__ import annotations
 
 from kvgraft_observe.kv_events.publisher import KvEventPublisher
-from kvgraft_observe.kv_events.translating import Names, names_of
+from kvgraft_observe.kv_events.translating import Names, Report, names_of
 
-__all__ = ["KvEventPublisher", "Names", "names_of"]
+__all__ = ["KvEventPublisher", "Names", "Report", "names_of"]

@@ -20,7 +20,13 @@ from kvgraft.refusals import shown
 from kvgraft_observe.arguments import expect_count, expect_type
 from kvgraft_observe.events import Cleared, Event
 from kvgraft_observe.kv_events.replaying import ReplayBuffer
-from kvgraft_observe.kv_events.translating import Names, Translator, WireEvent, names_of
+from kvgraft_observe.kv_events.translating import (
+    Names,
+    Report,
+    Translator,
+    WireEvent,
+    names_of,
+)
 from kvgraft_observe.kv_events.wire import END, AllBlocksCleared, Batch
 
 __all__ = ["KvEventPublisher"]
@@ -61,6 +67,8 @@ class KvEventPublisher:
         topic: the messages' topic; llm-d expects `kv@POD@MODEL`.
         data_parallel_rank: data-parallel rank of this engine.
         components: components whose blocks are reported; all by default.
+        report: `components` for the blocks of each, `resumable` for those up to which a request
+            could resume with all of them, as one group of full attention.
         names: says which adapter and salt a namespace stands for.
         replay_batches: most batches kept for replays.
         replay_nbytes: most bytes of them.
@@ -87,6 +95,7 @@ class KvEventPublisher:
         topic: str = "",
         data_parallel_rank: int = 0,
         components: Collection[str] | None = None,
+        report: Report = "components",
         names: Callable[[object], Names] = names_of,
         replay_batches: int = 10_000,
         replay_nbytes: int = 1 << 28,
@@ -113,7 +122,7 @@ class KvEventPublisher:
         ):
             most = None if name == "replay_nbytes" else MOST
             expect_count(f"KV events: {name}", number, least, most)
-        self._translator = Translator(cache, components, names)
+        self._translator = Translator(cache, components, names, report)
         self._topic = topic.encode()
         self._rank = data_parallel_rank
         self._buffer = ReplayBuffer(replay_batches, replay_nbytes)

@@ -8,20 +8,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from kvgraft import Cache, ChunkedLocal, ConfigError, Everything, Reach, Tier, Trailing
+from kvgraft.refusals import shown
+from kvgraft.tree.component import Cause
 from kvgraft_observe.arguments import expect_cache, expect_callable, expect_names
 from kvgraft_observe.events import Cleared, Event, Evicted, Moved, Pages, Stored
+from kvgraft_observe.kv_events.resumable import Resumable
 from kvgraft_observe.kv_events.wire import CPU, GPU, AllBlocksCleared, BlockRemoved, BlockStored
 
-__all__ = ["Group", "Names", "Translator", "WireEvent", "names_of"]
+__all__ = ["Group", "Names", "Report", "Translator", "WireEvent", "names_of"]
 
 logger = logging.getLogger("kvgraft")
 
 WireEvent = BlockStored | BlockRemoved | AllBlocksCleared
 
 MEDIA = {Tier.DEVICE: GPU, Tier.HOST: CPU}
+
+Report = Literal["components", "resumable"]
+"""The blocks of every component, or those up to which requests could resume, as one group."""
 
 INT_NBYTES = 8
 """Bytes of a hash that are a block's name."""
@@ -60,6 +66,10 @@ class Group(NamedTuple):
     window: int | None
 
 
+ONE_GROUP = Group(0, "full_attention", None)
+"""The group of all components together, of a kind that every router indexes."""
+
+
 def _kind(reach: Reach) -> tuple[str, int | None]:
     """The kind of attention of a reach, and its window."""
     if reach.is_state:
@@ -81,13 +91,16 @@ class Translator:
         components: those whose blocks are reported; None for all.
         names: names a namespace. If it raises, the namespace's blocks are left out; the first time
             is logged.
+        report: `resumable` for one group of full attention, with the blocks up to which requests
+            could resume.
 
     Attributes:
         groups: the components that are reported, as cache groups.
         unnamed: how often `names` raised.
 
     Raises:
-        ConfigError: no cache, a component that the cache does not have, or none at all.
+        ConfigError: no cache, a component that the cache does not have, or none at all; components
+            beside `resumable`, which is of all of them.
     """
 
     def __init__(
@@ -95,8 +108,18 @@ class Translator:
         cache: Cache,
         components: Collection[str] | None = None,
         names: Callable[[object], Names] = names_of,
+        report: Report = "components",
     ) -> None:
         expect_cache("KV events", cache)
+        if report not in get_args(Report):
+            raise ConfigError(
+                f"KV events: report={shown(report)}; give 'components' or 'resumable'"
+            )
+        if report == "resumable" and components is not None:
+            raise ConfigError(
+                f"KV events: components={shown(components)} with report='resumable', which is of "
+                "all components; leave one of them out"
+            )
         expect_callable("KV events: names", names, "a function from a namespace to Names")
         if components is not None:
             expect_names("KV events: components", components, cache.tree.components[0].name)
@@ -119,22 +142,41 @@ class Translator:
         }
         self._page_size = cache.config.page_size
         self._names = names
+        self._resumable: Resumable | None = None
+        if report == "resumable":
+            self._resumable = Resumable(cache.tree.components, self._page_size)
         self.unnamed = 0
 
     def translate(self, events: list[Event]) -> Iterator[WireEvent]:
         """The same events for a router; hits and events of other components are left out."""
         for event in events:
             if isinstance(event, Cleared):
+                if self._resumable is not None:
+                    self._resumable.clear()
                 yield AllBlocksCleared()
-            elif isinstance(event, (Stored, Moved)) and event.component in self.groups:
-                names = self._named(event.pages.namespace)
-                if names is not None:
+            elif isinstance(event, (Stored, Moved, Evicted)) and event.component in self.groups:
+                if self._resumable is not None:
+                    yield from self._changes(event, self._resumable)
+                elif isinstance(event, Evicted):
                     group = self.groups[event.component]
-                    yield self._stored(group, event.tier, event.pages, names)
-            elif isinstance(event, Evicted) and event.component in self.groups:
-                group = self.groups[event.component]
-                hashes = [_name(each) for each in event.pages.hashes]
-                yield BlockRemoved(hashes, MEDIA[event.tier], group.number)
+                    yield _removed(group, event.tier, event.pages, event.cause)
+                else:
+                    yield from self._told(self.groups[event.component], event.tier, event.pages)
+
+    def _changes(
+        self, event: Stored | Moved | Evicted, resumable: Resumable
+    ) -> Iterator[WireEvent]:
+        """The blocks that an event makes resumable, or not resumable any more."""
+        for change in resumable.apply(event):
+            if isinstance(event, Evicted):
+                yield _removed(ONE_GROUP, change.tier, change.pages, event.cause)
+            else:
+                yield from self._told(ONE_GROUP, change.tier, change.pages)
+
+    def _told(self, group: Group, tier: Tier, pages: Pages) -> Iterator[BlockStored]:
+        names = self._named(pages.namespace)
+        if names is not None:
+            yield self._stored(group, tier, pages, names)
 
     def _named(self, namespace: object) -> Names | None:
         try:
@@ -171,6 +213,11 @@ class Translator:
             kv_cache_spec_kind=group.kind,
             kv_cache_spec_sliding_window=group.window,
         )
+
+
+def _removed(group: Group, tier: Tier, pages: Pages, cause: Cause) -> BlockRemoved:
+    hashes = [_name(each) for each in pages.hashes]
+    return BlockRemoved(hashes, MEDIA[tier], group.number, cause)
 
 
 def _name(page_hash: bytes) -> int:

@@ -1,7 +1,7 @@
 """The messages of vLLM's KV events, as its versions from 0.32 on read them.
 
 A batch is an array, an event in it a map with its kind as `type`. Fields have vLLM's names; a field
-is left out where it has its default.
+is left out where it has its default. `reason` is ours: readers skip fields that they do not know.
 """
 
 from __future__ import annotations
@@ -57,11 +57,13 @@ class BlockRemoved(msgspec.Struct, tag=True, omit_defaults=True, gc=False):
         block_hashes: their names.
         medium: where they were.
         group_idx: index of the cache group, which is the component.
+        reason: why they left, as in `PoolStats.evicted`.
     """
 
     block_hashes: list[int]
     medium: str | None
     group_idx: int | None = None
+    reason: str | None = None
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, omit_defaults=True, gc=False):

@@ -35,7 +35,10 @@ from kvgraft_transformers.serving.checkpoint import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from kvgraft_storage import StorageBackend
+    from kvgraft_transformers.engine import Engine
     from kvgraft_transformers.serving.app import ServedModel
 
 __all__ = ["serve"]
@@ -147,6 +150,25 @@ log = logging.getLogger("kvgraft.serve")
     "--prefetch-policy",
     type=click.Choice([policy.value for policy in PrefetchPolicy]),
     help="How long requests wait for it.  [default: timeout, of 1 s]",
+)
+@click.option(
+    "--kv-events",
+    metavar="ADDRESS",
+    help="Publish KV events for routers, in vLLM's format, at an address such as tcp://*:5557.",
+)
+@click.option(
+    "--kv-events-replay",
+    metavar="ADDRESS",
+    help="Address at which subscribers ask for the batches that they missed.",
+)
+@click.option(
+    "--kv-events-topic", metavar="TEXT", help="Topic of the messages; llm-d reads kv@POD@MODEL."
+)
+@click.option(
+    "--kv-events-report",
+    type=click.Choice(["components", "resumable"]),
+    help="Report the blocks of each component, or those up to which requests could resume, for "
+    "routers that index one group.  [default: components]",
 )
 @click.option(
     "--guard",
@@ -265,6 +287,7 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
     device, dtype = memory.pop("device"), memory.pop("dtype")
     check_device(device)
     threads = memory.pop("threads")
+    publishing = _take_kv_events(memory)
     named = ("chunk_tokens", "step_tokens", "max_running", "max_drafts")
     limits = {each: memory.pop(each) for each in named}
     check_chunk(limits["chunk_tokens"], memory["page_size"])
@@ -297,10 +320,11 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
             )
         if store is not None:
             engine.memory.cache.storage.attach(store)
+        closes = _publish_events(engine, publishing)
         undo.pop_all()
     for line in memory_split(engine.memory):
         click.echo(line, err=True)
-    worker = EngineWorker(engine)
+    worker = EngineWorker(engine, closes)
     worker.start()
     text_config = weights.config.get_text_config(decoder=True)
     context = getattr(text_config, "max_position_embeddings", None)
@@ -312,6 +336,45 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
         room_tokens=engine.memory.room_tokens,
         api_key=api_key,
     )
+
+
+def _take_kv_events(options: dict[str, Any]) -> dict[str, Any] | None:
+    """Take the publisher's options out of those given; None without a publisher.
+
+    Raises:
+        ConfigError: its other options without its address.
+    """
+    bind = options.pop("kv_events")
+    named = ("kv_events_replay", "kv_events_topic", "kv_events_report")
+    given = {name: value for name in named if (value := options.pop(name)) is not None}
+    if bind is None:
+        if given:
+            option = next(iter(given)).replace("_", "-")
+            raise ConfigError(f"--{option} without --kv-events; give --kv-events tcp://*:5557")
+        return None
+    return {"bind": bind, **{name.removeprefix("kv_events_"): given[name] for name in given}}
+
+
+def _publish_events(
+    engine: Engine, publishing: dict[str, Any] | None
+) -> tuple[Callable[[], object], ...]:
+    """Publish the events of an engine's cache; returns the function that ends it.
+
+    Raises:
+        ConfigError: no package for it, or an address that cannot be used.
+    """
+    if publishing is None:
+        return ()
+    try:
+        from kvgraft_observe.kv_events import KvEventPublisher
+    except ImportError as error:
+        raise ConfigError(
+            f"--kv-events needs pyzmq and msgspec, and there is no {error.name}; in a clone of "
+            "kvgraft, pip install './plugins/observe[kv-events]'"
+        ) from error
+    publisher = KvEventPublisher(engine.memory.cache, **publishing)
+    click.echo(f"KV events: {publisher.endpoint}", err=True)
+    return (publisher.close,)
 
 
 def _find_draft_model(draft_model: str, max_drafts: int) -> bool:

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -76,6 +76,7 @@ class EngineWorker:
 
     Args:
         engine: the engine; others may only read its counts from now on.
+        closes: called in its thread before it closes the engine.
 
     Attributes:
         failures: steps of the engine that raised, not counting failed passes of requests.
@@ -83,8 +84,9 @@ class EngineWorker:
         stop_by: deadline for the end of its thread, by `time.monotonic`; None for none.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, closes: Sequence[Callable[[], object]] = ()) -> None:
         self.engine = engine
+        self._closes = closes
         self.failures = 0
         self.draining = False
         self.stop_by: float | None = None
@@ -281,4 +283,6 @@ class EngineWorker:
             while True:  # calls that came too late get an error below
                 self._calls.get_nowait()()
         self._tell_all(ShutdownError())
+        for close in self._closes:
+            close()
         self.engine.close()
