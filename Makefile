@@ -53,7 +53,7 @@ $(RULE): ; @:
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-newest test-oldest test-newest-vllm test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
+.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-nixl test-newest test-oldest test-newest-vllm test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -88,6 +88,10 @@ rule: setup ## run the tests that name a rule of the contract: make rule T9
 
 test-services: setup ## run the stores' tests again, on the servers and libraries of this machine
 	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS) plugins/valkey plugins/mooncake
+
+test-nixl: setup ## run the hand-over's tests over NIXL, which it installs where it can be had
+	-$(PIP) install -q --no-deps 'nixl-cu12>=1.5,<2'
+	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS) plugins/nixl
 
 test-newest: ## run the tests on the newest version of every dependency, in an environment of its own
 test-oldest: ## run the tests on the oldest version of every dependency that is allowed, likewise

@@ -97,7 +97,7 @@ def test_the_contracts_families_and_numbers_have_no_gap() -> None:
         "R": 8,
         "S": 11,
         "A": 13,
-        "D": 4,
+        "D": 5,
         "H": 8,
         "P": 10,
         "K": 7,

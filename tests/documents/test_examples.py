@@ -47,6 +47,7 @@ LEFT_OUT = {
     'open_storage("s3:': "a server of the reader's",
     'open_storage("valkey:': "a server of the reader's",
     'dist.init_process_group("gloo")': "several processes, which tests/ranks starts",
+    "HandOver(cache, NixlTransport()": "two processes and NIXL, which plugins/nixl/tests start",
     "return MyStore(location,": "a store of the reader's",
     "def weigh_request(component,": "hooks that do not exist",
 }

@@ -543,6 +543,23 @@ def adopt(scene: Scene) -> None:
     slots.adopt(request, 2, given)
 
 
+@breaks("N2", "window")
+def pages_before_a_window_that_keep_slots_without_data(put: Patch) -> None:
+    scene = Scene()
+    put.into(scene.cache.pages, give_back_behind=lambda self, request, page: None)
+    scene.cache.engine_slots.allocate_at(scene.admitted(range(40)), 32)
+
+
+@breaks("N2", "window")
+def pages_in_a_window_without_slots(put: Patch) -> None:
+    behind, scene = PageSlots.give_back_behind, Scene()
+    put.into(
+        scene.cache.pages,
+        give_back_behind=lambda self, request, page: behind(self, request, page + 2),
+    )
+    scene.cache.engine_slots.allocate_at(scene.admitted(range(40)), 32)
+
+
 @breaks("I6")
 def more_cached_than_computed(put: Patch) -> None:
     finish = Cache.finish

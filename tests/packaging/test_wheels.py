@@ -24,6 +24,7 @@ REPLAY = with_needs("kvgraft-replay")
 PARTS = (
     "cli",
     "ranks",
+    "nixl",
     "testing",
     "guard",
     "storage",

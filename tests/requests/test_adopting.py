@@ -263,3 +263,48 @@ def test_slots_that_are_no_sequence_of_numbers_are_refused(given: Any) -> None:
     assert cache.engine_slots.n_taken("full") == 4
     cache.engine_slots.give_back("full", slots)
     ended(cache)
+
+
+@pytest.mark.parametrize("chunk", [PAGE, 12, 400])
+@pytest.mark.parametrize("name", [*COMPONENTS, "hybrid", "home on host"])
+@pytest.mark.rule("N2", "I3", "D5")
+def test_data_from_elsewhere_gets_the_slots_that_its_end_needs(name: str, chunk: int) -> None:
+    more: dict[str, dict[str, dict[str, Any]]] = {
+        "hybrid": {"full": {}, "swa": {"window": 10}, "mamba": {"states": 8}},
+        "home on host": {"hisparse": {"hot_tokens": 8, "max_running": 2}},
+    }
+    cache = opened({**COMPONENTS, **more}[name], host_tokens=64 * PAGE)
+    request = cache.begin(TokenKey([*range(100)]), reserve=8, chunk=chunk)
+    assert cache.admit(request).admitted
+    assert cache.engine_slots.allocate_at(request, 90)
+    for each in cache.tree.components:
+        if each.is_state:
+            assert cache.state_slot(request, each.name) >= 0
+            continue
+        table = cache.table(request, each.name)
+        first = 0 if each.window_pages is None else 22 - each.window_pages
+        assert (table >= 0).tolist() == [page >= first for page in range(23)]
+    cache.computed(request, 88)
+    assert cache.checkpoint(request)
+    other = cache.begin(TokenKey([*range(90)]))
+    assert other.anchor_tokens == 88
+    cache.abort(other)
+    assert cache.allocate(request, 12)
+    cache.computed(request, 12)
+    cache.finish(request)
+    ended(cache)
+
+
+@pytest.mark.rule("N2")
+def test_slots_for_data_from_elsewhere_are_refused_like_allocated_ones() -> None:
+    cache = opened(COMPONENTS["full"], n_pages=8)
+    request = cache.begin(TokenKey(TOKENS[:20]))
+    with pytest.raises(LeaseError, match="call admit first"):
+        cache.engine_slots.allocate_at(request, 4)
+    assert cache.admit(request).admitted
+    with pytest.raises(LeaseError, match="no number of tokens"):
+        cache.engine_slots.allocate_at(request, -1)
+    assert cache.engine_slots.allocate_at(request, 0)
+    assert not cache.engine_slots.allocate_at(request, 400)
+    cache.abort(request)
+    ended(cache)

@@ -96,6 +96,48 @@ class Adopting:
 
         return after
 
+    def allocate_at(self, request: Request, n_tokens: int) -> After:
+        """The request's next pages have slots where its reaches need them at their end (N2, I3)."""
+        watched, size = self.watched, self.tree.page_size
+        first, end = request.allocated, -(-(request.computed + n_tokens) // size)
+        boundary = (request.computed + n_tokens) // size
+        needs = [
+            1
+            if component.is_state
+            else component.stored_between(first, end) * component.slots_per_page
+            for component in self.tree.components
+        ]
+        watched.rooms.expect(needs, host_too=watched.write_back or watched.homes)
+        before = self._taken()
+        tables = watched.shares.tables(request)
+
+        def after(given: bool, was: Reading, now: Reading) -> None:  # noqa: FBT001 - a result
+            later = watched.shares.tables(request)
+            for component in self.tree.components:
+                if component.is_state or not given:
+                    continue
+                size = component.slots_per_page
+                had, has = tables[component.index], later[component.index]
+                needed = np.zeros(end * size, np.bool_)
+                for low, high in (*component.reach_pages.spans(boundary), (boundary, end)):
+                    needed[low * size : high * size] = True
+                new, wanted = has[len(had) :], needed[len(had) :]
+                slots = new[wanted]
+                if (
+                    not np.array_equal(has[: len(had)], had)
+                    or (new[~wanted] >= 0).any()
+                    or (slots < 0).any()
+                    or len(np.unique(slots)) < len(slots)
+                ):
+                    said = f"pages [{first}, {end}) have slots {new.tolist()[:8]}, and boundary "
+                    said += f"{boundary} needs {np.flatnonzero(needed).tolist()[:8]}"
+                    raise ContractViolation("N2", component.name, said)
+            if self._taken() != before:
+                raise ContractViolation("N2", None, "the engine's own slots changed meanwhile")
+            watched.shares.remember(request)
+
+        return after
+
     def _taken(self) -> list[int]:
         slots = self.cache.engine_slots
         return [slots.n_taken(each.name) for each in self.tree.components]
@@ -135,6 +177,10 @@ class GuardedEngineSlots(EngineSlots):
 
     def adopt(self, request: Request, n_pages: int, slots: Mapping[str, Any]) -> None:
         self._look("adopt", super().adopt, request, n_pages, slots)
+
+    def allocate_at(self, request: Request, n_tokens: int) -> bool:
+        given: bool = self._look("allocate_at", super().allocate_at, request, n_tokens)
+        return given
 
     def _look(self, name: str, call: Any, *given: Any) -> Any:
         guard = self.cache.guard

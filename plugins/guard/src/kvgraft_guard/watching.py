@@ -148,6 +148,7 @@ class Guard:
             "give_back": adopting.give_back,
             "admit_unpromised": adopting.admit_unpromised,
             "adopt": adopting.adopt,
+            "allocate_at": adopting.allocate_at,
         }
 
     def look(self, name: str, operation: Callable[..., Any], *given: Any, **named: Any) -> Any:

@@ -10,6 +10,8 @@ when their data is published. Such an engine takes the slots here, and hands the
     slots.adopt(request, 3, {"full": taken})    instead of cache.allocate
     cache.computed(request, n); cache.checkpoint(request); cache.finish(request)
     slots.give_back("full", other)              slots that no request adopted
+
+Data of another cache needs no pass of the model: `allocate_at` takes the slots that it goes to.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ import numpy.typing as npt
 from kvgraft.compiled import mypyc_attr
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.requests.components import NO_DEMAND
-from kvgraft.requests.request import LEASED, Limited, Request
+from kvgraft.requests.request import ADMITTED, LEASED, Limited, Request, whole
 from kvgraft.sizes import expect_count
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import shown_start
@@ -186,6 +188,35 @@ class EngineSlots:
             least = f" or at least {n_slots - passed * size}" if passed else ""
             raise ConfigError(f"adopt: {said}; give {n_slots}{least}")
         return slots
+
+    def allocate_at(self, request: Request | Any, n_tokens: int | Any) -> bool:
+        """`Cache.allocate` for data that comes from elsewhere, and is needed at its end alone.
+
+        Bounded reaches get slots of the pages that they need at the last page boundary of these
+        tokens; the pages before have none, and count as released (I3). It works with states, and
+        with pools at home on HOST, too. `Cache.computed` follows with the same tokens at once.
+
+        Args:
+            request: an admitted one.
+            n_tokens: how many, as for `Cache.allocate`; chunks of the admitted length are taken one
+                after the other, so that they stay within the promise.
+
+        Returns:
+            Whether all have slots; if not, the request has some of them.
+
+        Raises:
+            LeaseError: as `Cache.allocate`.
+        """
+        cache, size = self.cache, self.tree.page_size
+        request = cache.expect(request, ADMITTED)
+        n_tokens = whole(n_tokens, "allocate_at")
+        boundary = (request.computed + n_tokens) // size
+        step = max(size, request.chunk // size * size)
+        for end in range(step, n_tokens + step, step):
+            if not cache.allocate(request, min(end, n_tokens)):
+                return False
+            cache.pages.give_back_behind(request, boundary)
+        return True
 
     def owners(self) -> list[SlotOwner]:
         """The taken slots, for integrity checks."""

@@ -122,6 +122,7 @@ RULES = {
     "D2": "Ranks enter collectives in the same order and reduce by MIN and AND.",
     "D3": "An I/O error on one rank degrades all alike.",
     "D4": "Ranks that decided differently find out, and name the first call.",
+    "D5": "A handed-over request is admitted, then gets its reaches' needs, verified, or none.",
     "H1": "A decoded token is on HOST before its hot row is reused.",
     "H2": "The newest token's row is never evicted.",
     "H3": "Swap-in returns rows with the selected tokens' bytes.",

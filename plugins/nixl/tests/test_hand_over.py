@@ -1,0 +1,503 @@
+"""Requests go from one cache to another of the same process, over wires with faults (D5)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvgraft import Cache, ConfigError, LeaseError, TokenKey, TransferError
+from kvgraft_nixl import Arrival, HandOver, Offer, Stage
+
+from .contents import PAGE, SETS, Engine, open_cache, words
+from .wires import Wires
+
+pytestmark = [pytest.mark.filterwarnings("error")]
+
+PROMPT = 300
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Side:
+    """A cache with its engine and its hand-over."""
+
+    def __init__(self, wires: Wires, name: str, components: str, **settings: Any) -> None:
+        self.wires = wires
+        self.clock = Clock()
+        bounds = {"timeout_s", "hold_s", "max_offers", "max_arrivals", "weights"}
+        given = {name: settings.pop(name) for name in [*settings] if name in bounds}
+        self.cache = open_cache(components, guard="on", **settings)
+        self.engine = Engine(self.cache)
+        arguments = {"model": "tiny", "weights": "1", "clock": self.clock, **given}
+        self.handed = HandOver(self.cache, wires.end(name), **arguments)
+
+    def computed(self, tokens: list[int], namespace: object = None) -> Any:
+        """A request that has computed all tokens."""
+        request = self.engine.begin(TokenKey(tokens, namespace), chunk=64)
+        assert request is not None
+        self.engine.prefill(request)
+        return request
+
+    def close(self) -> None:
+        self.handed.close()
+        for request in [*self.cache.requests.values()]:
+            self.cache.abort(request)
+        assert self.cache.drain()
+        self.cache.check_integrity()
+        for each in self.cache.stats().components.values():
+            assert each.device.private == each.device.pinned == 0, each
+        self.cache.close()
+
+
+class Pair:
+    def __init__(self, components: str, **settings: Any) -> None:
+        self.wires = Wires()
+        self.sender = Side(self.wires, "sender", components, **settings)
+        self.receiver = Side(self.wires, "receiver", components, **settings)
+
+    def move(self, arrival: Arrival, *, steps: int = 400, pieces: int = 7) -> None:
+        """Let both sides work until the arrival has ended."""
+        for _ in range(steps):
+            self.step(pieces)
+            if arrival.ended:
+                return
+        raise AssertionError(f"{arrival} has not ended")
+
+    def step(self, pieces: int = 1 << 30) -> None:
+        for side in (self.sender, self.receiver):
+            side.cache.drain()
+            side.handed.poll()
+            wait(side.handed)
+        self.wires.step(pieces)
+
+    def close(self) -> None:
+        self.receiver.close()
+        self.sender.close()
+
+
+def wait(handed: HandOver) -> None:
+    """Until the worker has computed the digests that it was asked for."""
+    handed._workers.submit(int).result(10)
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    given = getattr(request, "param", "hybrid")
+    made = Pair(given) if isinstance(given, str) else Pair(**given)
+    yield made
+    made.close()
+
+
+every_set = pytest.mark.parametrize("pair", [*SETS], indirect=True)
+
+
+@every_set
+def test_a_running_request_goes_on_in_another_cache_with_the_same_bytes(pair: Pair) -> None:
+    tokens = words(PROMPT, 1)
+    request = pair.sender.computed(tokens)
+    offer = pair.sender.handed.offer(request)
+    assert offer is not None
+    assert offer.n_tokens == PROMPT // PAGE * PAGE
+    arrival = pair.receiver.handed.accept(
+        bytes(offer), TokenKey([*tokens, 7]), reserve=40, chunk=64
+    )
+    assert arrival.decision is not None
+    assert arrival.decision.admitted
+    assert pair.wires.written == 0, "nothing moves before it is admitted"
+    pair.move(arrival)
+    taken = arrival.take()
+    assert taken.computed == offer.n_tokens
+    pair.receiver.engine.expect(taken, offer.n_tokens // PAGE)
+    pair.receiver.engine.prefill(taken)
+    for token in range(30):
+        taken.key.extend([token])
+        pair.receiver.engine.compute(taken, 1)
+    assert pair.receiver.engine.n_computed == PROMPT + 1 - offer.n_tokens + 30
+    pair.receiver.cache.finish(taken)
+    pair.sender.cache.finish(request)
+    assert pair.receiver.engine.serve([*tokens, 7, *range(30), 5]) >= offer.n_tokens
+
+
+@every_set
+def test_only_what_the_reaches_need_at_the_boundary_is_read(pair: Pair) -> None:
+    tokens = words(PROMPT, 2)
+    request = pair.sender.computed(tokens)
+    offer = pair.sender.handed.offer(request)
+    assert offer is not None
+    arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+    pair.move(arrival)
+    needed = 0
+    boundary = offer.n_tokens // PAGE
+    for each in pair.receiver.cache.mounted:
+        component = pair.receiver.cache.tree.component(each.name)
+        n_slots = 1
+        if not component.is_state:
+            n_slots = sum(end - start for start, end in component.reach_pages.spans(boundary))
+        needed += n_slots * each.component.device.slot_nbytes
+        if component.home_is_host:
+            assert each.component.host is not None
+            sizes = [
+                spec.dtype.itemsize * int(np.prod(spec.shape)) for spec in each.component.host.specs
+            ]
+            needed += n_slots * sum(sizes)
+    assert pair.wires.written == arrival.nbytes == needed
+
+
+@every_set
+def test_a_finished_request_is_fetched_by_its_tokens_behind_a_prefix_that_is_there(
+    pair: Pair,
+) -> None:
+    tokens = words(PROMPT, 3)
+    assert pair.receiver.engine.serve(tokens[:160]) == 0
+    pair.sender.cache.finish(pair.sender.computed(tokens))
+    address = pair.sender.handed.address
+    arrival = pair.receiver.handed.fetch(address, TokenKey(tokens), chunk=64)
+    pair.move(arrival)
+    taken = arrival.take()
+    assert taken.anchor_tokens >= 144, "its own prefix is used"
+    assert taken.computed >= PROMPT // PAGE * PAGE - PAGE
+    assert pair.wires.written == arrival.nbytes
+    pair.receiver.engine.expect(taken, taken.computed // PAGE)
+    pair.receiver.engine.prefill(taken)
+    pair.receiver.cache.finish(taken)
+
+
+@every_set
+def test_data_that_the_sender_has_on_host_alone_is_read_from_there(pair: Pair) -> None:
+    tokens = words(PROMPT, 4)
+    sender = pair.sender
+    sender.cache.finish(sender.computed(tokens))
+    for each in sender.cache.mounted:
+        if each.name != "hisparse":
+            sender.cache.evict(each.name, each.component.device.capacity)
+    assert sender.cache.drain()
+    offer = sender.handed.offer(TokenKey(tokens))
+    assert offer is not None
+    arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+    pair.move(arrival)
+    taken = arrival.take()
+    pair.receiver.engine.expect(taken, offer.n_tokens // PAGE)
+    pair.receiver.cache.abort(taken)
+
+
+@every_set
+def test_a_damaged_payload_is_never_published_and_the_request_is_computed(pair: Pair) -> None:
+    tokens = words(PROMPT, 5)
+    request = pair.sender.computed(tokens)
+    for chance in (1.0, 0.02):
+        offer = pair.sender.handed.offer(request)
+        assert offer is not None
+        pair.wires.damage = chance
+        arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+        pair.move(arrival)
+        if arrival.failed:
+            assert "is not the sender's" in arrival.reason
+            assert pair.receiver.handed.receiving.damaged
+        else:
+            pair.receiver.engine.expect(arrival.take(), offer.n_tokens // PAGE)
+            continue
+        assert pair.receiver.engine.serve([*tokens, 7]) == 0
+        pair.wires.damage = 0.0
+
+
+def test_a_request_that_is_not_admitted_moves_nothing(pair: Pair) -> None:
+    tokens = words(PROMPT, 6)
+    request = pair.sender.computed(tokens)
+    offer = pair.sender.handed.offer(request)
+    assert offer is not None
+    receiver = pair.receiver
+    others = [receiver.computed(words(900, seed)) for seed in (7, 8)]
+    arrival = receiver.handed.accept(offer, TokenKey([*tokens, 7]), reserve=400, chunk=64)
+    assert arrival.failed
+    assert arrival.decision is not None
+    assert not arrival.decision.admitted
+    assert "not admitted: deferred" in arrival.reason
+    for _ in range(5):
+        pair.step()
+    assert pair.wires.written == 0
+    assert pair.sender.handed.n_offers == 0, "it is told that the offer is not needed"
+    for other in others:
+        receiver.cache.abort(other)
+
+
+def test_a_failed_read_keeps_its_slots_until_it_has_ended(pair: Pair) -> None:
+    tokens = words(PROMPT, 9)
+    request = pair.sender.computed(tokens)
+    offer = pair.sender.handed.offer(request)
+    assert offer is not None
+    receiver = pair.receiver
+    arrival = receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+    for _ in range(3):
+        pair.step(0)
+    assert arrival.stage is Stage.PULLING
+    pair.wires.slow = True
+    receiver.clock.now = 31.0
+    pair.step()
+    assert arrival.failed
+    assert "longer than 30" in arrival.reason
+    assert receiver.handed.n_arrivals == 1, "its reads go on"
+    other = receiver.computed(words(PROMPT, 10))
+    pair.wires.slow = False
+    pair.step()
+    receiver.engine.expect(other, PROMPT // PAGE)
+    pair.step()
+    assert receiver.handed.n_arrivals == 0
+    receiver.cache.abort(other)
+
+
+def test_a_sender_that_is_gone_fails_the_arrival(pair: Pair) -> None:
+    tokens = words(PROMPT, 11)
+    request = pair.sender.computed(tokens)
+    for steps in (0, 1, 3):
+        offer = pair.sender.handed.offer(request)
+        assert offer is not None
+        arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+        for _ in range(steps):
+            pair.step(1)
+        pair.wires.dead.add("sender")
+        pair.receiver.clock.now += 1.1  # it asks again then
+        for _ in range(5):
+            pair.receiver.handed.poll()
+            pair.wires.step()
+        assert arrival.failed
+        assert "gone" in arrival.reason
+        assert pair.receiver.handed.n_arrivals == 0
+        pair.wires.dead.clear()
+    assert pair.receiver.engine.serve(tokens) == 0
+
+
+@pytest.mark.parametrize("pair", ["hybrid", "window"], indirect=True)
+def test_lost_messages_are_asked_for_again(pair: Pair) -> None:
+    pair.wires.lost = 0.5
+    for seed in range(24, 28):
+        tokens = words(PROMPT, seed)
+        request = pair.sender.computed(tokens)
+        offer = pair.sender.handed.offer(request)
+        assert offer is not None
+        arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+        while not arrival.ended:
+            pair.step()
+            pair.receiver.clock.now += 0.6
+        assert not arrival.failed, arrival
+        taken = arrival.take()
+        pair.receiver.engine.expect(taken, offer.n_tokens // PAGE)
+        pair.receiver.cache.abort(taken)
+        pair.sender.cache.abort(request)
+
+
+def test_a_sender_keeps_its_pins_until_it_is_told_and_at_most_for_a_time(pair: Pair) -> None:
+    sender = pair.sender
+    tokens = words(PROMPT, 12)
+    sender.cache.finish(sender.computed(tokens))
+    for _ in range(3):
+        offer = sender.handed.offer(TokenKey(tokens))
+        assert offer is not None
+        sender.cache.evict("full", 128)
+        assert sender.engine.serve(tokens) >= PROMPT // PAGE * PAGE - PAGE, "it is pinned"
+        assert sender.handed.withdraw(offer)
+        assert not sender.handed.withdraw(offer)
+    assert sender.handed.offer(TokenKey(tokens)) is not None
+    sender.clock.now = 59.0
+    sender.handed.poll()
+    assert sender.handed.n_offers == 1
+    sender.clock.now = 61.0
+    sender.handed.poll()
+    assert (sender.handed.n_offers, sender.handed.sending.expired) == (0, 1)
+    assert all(each.device.pinned == 0 for each in sender.cache.stats().components.values())
+
+
+@pytest.mark.parametrize("pair", [{"components": "full", "max_offers": 2}], indirect=True)
+def test_a_sender_holds_at_most_so_many_offers(pair: Pair) -> None:
+    tokens = words(PROMPT, 13)
+    sender = pair.sender
+    sender.cache.finish(sender.computed(tokens))
+    made = [sender.handed.offer(TokenKey(tokens)) for _ in range(3)]
+    assert [each is None for each in made] == [False, False, True]
+    assert sender.handed.sending.refused == 1
+    assert sender.handed.offer(TokenKey(words(50, 99))) is None
+
+
+def test_an_offer_of_a_cleared_namespace_is_withdrawn(pair: Pair) -> None:
+    tokens = words(PROMPT, 14)
+    sender = pair.sender
+    sender.cache.finish(sender.computed(tokens, "tenant"))
+    offer = sender.handed.offer(TokenKey(tokens, "tenant"))
+    assert offer is not None
+    arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7], "tenant"), chunk=64)
+    pair.step(1)
+    sender.cache.clear("tenant")
+    for _ in range(5):
+        pair.step(1)
+    assert arrival.failed
+    assert "cleared" in arrival.reason
+    assert sender.handed.n_offers == 0
+
+
+def test_offers_of_other_tokens_models_and_lengths_are_refused(pair: Pair) -> None:
+    tokens = words(PROMPT, 15)
+    request = pair.sender.computed(tokens)
+    receiver = pair.receiver.handed
+
+    def refused(key: TokenKey, change: Any = bytes) -> str:
+        offer = pair.sender.handed.offer(request)
+        assert offer is not None
+        arrival = receiver.accept(change(offer), key)
+        assert arrival.failed
+        pair.sender.handed.withdraw(offer)
+        return arrival.reason
+
+    other = [*tokens]
+    other[3] += 1
+    assert "other tokens" in refused(TokenKey([*other, 7]))
+    assert "another namespace" in refused(TokenKey([*tokens, 7], "tenant"))
+    assert "at least one is left" in refused(TokenKey(tokens[: PROMPT // PAGE * PAGE]))
+    assert "damaged" in refused(TokenKey([*tokens, 7]), lambda each: bytes(each)[:-9])
+    assert "damaged" in refused(TokenKey([*tokens, 7]), lambda each: b"")
+    with pytest.raises(ConfigError, match="chunk"):
+        receiver.accept(
+            bytes(pair.sender.handed.offer(request) or b""), TokenKey([*tokens, 7]), chunk=0
+        )
+    strange = Side(pair.wires, "strange", "hybrid", weights="2")
+    offer = pair.sender.handed.offer(request)
+    assert offer is not None
+    assert "another model" in strange.handed.accept(offer, TokenKey([*tokens, 7])).reason
+    strange.close()
+
+
+def test_a_peer_without_the_prefix_says_so(pair: Pair) -> None:
+    address = pair.sender.handed.address
+    arrival = pair.receiver.handed.fetch(address, TokenKey(words(40, 16), ("a", 1, b"x")))
+    pair.move(arrival)
+    assert arrival.failed
+    assert "has nothing" in arrival.reason
+    with pytest.raises(ConfigError, match="cannot be asked for"):
+        pair.receiver.handed.fetch(address, TokenKey([1], frozenset("a")))
+    nowhere = pair.receiver.handed.fetch(b"nowhere", TokenKey([1, 2]))
+    assert nowhere.failed
+
+
+def test_an_arrival_that_nobody_takes_leaves_its_data_to_the_cache(pair: Pair) -> None:
+    tokens = words(PROMPT, 17)
+    request = pair.sender.computed(tokens)
+    offer = pair.sender.handed.offer(request)
+    assert offer is not None
+    receiver = pair.receiver
+    arrival = receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+    with pytest.raises(LeaseError, match="is loading"):
+        arrival.take()
+    pair.move(arrival)
+    receiver.clock.now += 31.0
+    receiver.handed.poll()
+    assert arrival.stage is Stage.TAKEN
+    assert receiver.handed.n_arrivals == 0
+    with pytest.raises(LeaseError, match="is taken"):
+        arrival.take()
+    assert receiver.engine.serve([*tokens, 7]) == offer.n_tokens
+
+
+@pytest.mark.parametrize("pair", ["window"], indirect=True)
+def test_layers_can_be_computed_before_the_last_page_came(pair: Pair) -> None:
+    tokens = words(PROMPT, 18)
+    request = pair.sender.computed(tokens)
+    offer = pair.sender.handed.offer(request)
+    assert offer is not None
+    receiver = pair.receiver
+    arrival = receiver.handed.accept(offer, TokenKey([*tokens, 7]), reserve=20, chunk=64)
+    seen: list[list[bool]] = []
+    for _ in range(400):
+        pair.step(3)
+        if arrival.stage is Stage.PULLING:
+            ready = [arrival.layer_ready(layer) for layer in range(4)]
+            if any(ready) and not seen:
+                seen.append(ready)
+                mine = arrival.request
+                n_tokens = mine.prompt - mine.computed
+                assert receiver.cache.allocate(mine, n_tokens)
+                table = receiver.cache.table(mine, "full")
+                assert (table[: offer.n_tokens // PAGE] >= 0).all()
+                arrival.wait_layer(0, 1.0)
+                with pytest.raises(TransferError, match="not here after"):
+                    arrival.wait_layer(3, 0.01)
+        if arrival.ended:
+            break
+    assert [(ready[0], ready[3]) for ready in seen] == [(True, False)]
+    assert arrival.received_nbytes == arrival.nbytes
+    taken = arrival.take()
+    receiver.engine.expect(taken, offer.n_tokens // PAGE)
+    receiver.engine.prefill(taken)
+    receiver.cache.finish(taken)
+
+
+def test_a_request_with_states_cannot_be_computed_before_it_is_ready(pair: Pair) -> None:
+    tokens = words(PROMPT, 19)
+    request = pair.sender.computed(tokens)
+    offer = pair.sender.handed.offer(request)
+    assert offer is not None
+    arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+    with pytest.raises(LeaseError):
+        _ = arrival.request
+    pair.step(1)
+    with pytest.raises(ConfigError, match="keeps states"):
+        _ = arrival.request
+    pair.receiver.handed.give_up(arrival)
+    assert arrival.failed
+
+
+def test_a_measured_bandwidth_decides_between_reading_and_computing() -> None:
+    pair = Pair("full", load={"prefill_tokens_s": 1000.0})
+    receiver = pair.receiver
+    for seed, slow_s, slower in ((20, 0.001, 0), (21, 10.0, 0), (22, 0.0, 1), (23, 0.0, 1)):
+        tokens = words(PROMPT, seed)
+        request = pair.sender.computed(tokens)
+        offer = pair.sender.handed.offer(request)
+        assert offer is not None
+        if seed == 23:
+            receiver.clock.now += 61.0
+        arrival = receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+        pair.step()
+        receiver.clock.now += slow_s
+        if not arrival.ended:
+            pair.move(arrival)
+        assert receiver.handed.receiving.slower == slower
+        assert arrival.failed is (seed == 22)
+        if not arrival.failed:
+            receiver.cache.abort(arrival.take())
+        pair.sender.cache.abort(request)
+    pair.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [({"device_memory": "8MiB"}, "share a budget"), ({"payload": False}, "'meta'")],
+)
+def test_caches_that_cannot_be_read_by_address_are_refused(
+    settings: dict[str, Any], said: str
+) -> None:
+    sizes: dict[str, Any] = {} if "device_memory" in settings else {"device_tokens": 160}
+    with Cache.open(["full", "swa"], page_size=PAGE, **sizes, **settings) as cache:
+        end = Wires().end("a")
+        with pytest.raises(ConfigError, match=said):
+            HandOver(cache, end, model="m", weights="1")
+
+
+def test_bounds_that_are_none_are_refused() -> None:
+    end = Wires().end("a")
+    with Cache.open(["full"], page_size=PAGE, device_tokens=160) as cache:
+        for name in ("timeout_s", "hold_s", "max_offers", "max_arrivals"):
+            with pytest.raises(ConfigError, match=name):
+                HandOver(cache, end, model="m", weights="1", **{name: 0})  # type: ignore[arg-type]
+
+
+def test_an_offer_is_small_and_reads_back() -> None:
+    offer = Offer("ab", 64, b"n" * 32, b"f" * 32, b"address")
+    assert Offer.read(bytes(offer)) == offer
+    assert len(bytes(offer)) < 400
