@@ -32,6 +32,7 @@ from kvgraft_transformers.engine.sampling import (
     Sampling,
     TokenLogprob,
 )
+from kvgraft_transformers.engine.scoring import PromptToken
 from kvgraft_transformers.engine.settings import EngineSettings, EngineTotals
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Latencies",
     "NewToken",
     "PromptLookup",
+    "PromptToken",
     "Sampler",
     "Sampling",
     "TokenLogprob",

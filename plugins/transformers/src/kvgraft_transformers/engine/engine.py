@@ -167,7 +167,8 @@ class Engine:
         Raises:
             ConfigError: no token, a token that the model does not have, nothing to produce, more
                 tokens than page tables hold or fewer than it must produce, a position to resume at
-                outside the prompt, or a namespace that has no name in storage.
+                outside the prompt, a negative number of `prompt_logprobs`, or a namespace that has
+                no name in storage.
         """
         if not request.tokens or request.max_new_tokens < 1:
             raise ConfigError(
@@ -189,6 +190,10 @@ class Engine:
                     f"resume_at {each!r} is no position in a prompt of {len(request.tokens)} "
                     "tokens; give tokens from its start"
                 )
+        if request.prompt_logprobs is not None and request.prompt_logprobs < 0:
+            raise ConfigError(
+                f"request of prompt_logprobs={request.prompt_logprobs}; give 0 or more, or None"
+            )
         if not 0 <= request.min_new_tokens <= request.max_new_tokens:
             raise ConfigError(
                 f"request of at least {request.min_new_tokens} new tokens and at most "
@@ -296,13 +301,14 @@ class Engine:
 
     def _compute_alike(self, works: Iterable[Work]) -> bool:
         """Compute the next tokens of each request, with requests that can share a pass in one."""
-        alike: dict[tuple[int, int], list[Work]] = {}
+        alike: dict[tuple[int, int, bool], list[Work]] = {}
         for work in works:
             assert work.generation.session is not None
             computed = work.generation.session.computed
             # models take different code paths to begin a state and to continue one
             kind = min(computed, 1) if self.memory.self_check.padding is None else computed
-            alike.setdefault((work.n_tokens, kind), []).append(work)
+            kinds = work.n_tokens, kind, work.generation.scores
+            alike.setdefault(kinds, []).append(work)
         for together in alike.values():
             self._compute(together)
         return bool(alike)
@@ -311,7 +317,8 @@ class Engine:
         """One pass over the next tokens of several requests, of each as many, drafts as well."""
         group = [work.generation for work in works]
         n_new, drafts = works[0].n_tokens, [work.drafts for work in works]
-        n_last = 1 + max(map(len, drafts))
+        scores, starts = group[0].scores, [each.n_computed for each in group]
+        n_last = n_new if scores else 1 + max(map(len, drafts))
         cache = self._cache_for(group)
         arguments = {**cache.inputs(n_new, drafts), self._argument: cache}
         if self._keeps_last:
@@ -334,7 +341,12 @@ class Engine:
         self.totals.rows += len(group)
         self.totals.computed_tokens += n_new * len(group)
         logits = output.logits[:, -n_last:]
-        if n_last > 1:
+        if scores:
+            for generation, start, row in zip(group, starts, logits):
+                assert generation.score is not None
+                generation.score.note(start, row)
+            self._take(group, logits[:, -1])
+        elif n_last > 1:
             self._verify(works, logits, cache)
         else:
             self._take(group, logits[:, 0])

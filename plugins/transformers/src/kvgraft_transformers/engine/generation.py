@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from kvgraft import Decision, Prefetch, TokenKey
 from kvgraft_scheduling import WaitingPlace
 from kvgraft_transformers.engine.sampling import Choice, Constraint, Sampler, Sampling
+from kvgraft_transformers.engine.scoring import PromptScore
 from kvgraft_transformers.session import Session
 
 __all__ = ["FinishReason", "Generation", "GenerationRequest", "NewToken", "Work"]
@@ -49,6 +50,9 @@ class GenerationRequest:
         resume_at: tokens of the prompt after which other requests will differ, such as the end of a
             system prompt; they resume there from the second one on.
         hints: how its data is kept: the arguments `hint`, `priority` and `ttl_s` of `Cache.begin`.
+        prompt_logprobs: how many most likely tokens to return at each position of the prompt, with
+            the log-probabilities of the prompt's own; None for neither. The whole prompt is
+            computed for them, without a hit.
     """
 
     tokens: Sequence[int]
@@ -62,6 +66,7 @@ class GenerationRequest:
     constraint: Constraint | None = None
     hints: Mapping[str, Any] = field(default_factory=dict)
     min_new_tokens: int = 0
+    prompt_logprobs: int | None = None
 
 
 class NewToken(NamedTuple):
@@ -102,6 +107,7 @@ class Generation:
         misses: passes in a row that rejected all of their drafts.
         passes_to_skip: next passes without drafts.
         session: its session while it holds memory.
+        score: the log-probabilities of its prompt; None if they are not asked for.
     """
 
     def __init__(
@@ -131,6 +137,9 @@ class Generation:
         self.misses = self.passes_to_skip = 0
         self.loading_since = 0.0
         self.session: Session | None = None
+        self.score: PromptScore | None = None
+        if request.prompt_logprobs is not None:
+            self.score = PromptScore(request.tokens, request.prompt_logprobs)
         own = () if request.ignore_end else end_tokens
         self.sampler = Sampler(
             request.sampling,
@@ -155,7 +164,37 @@ class Generation:
     @property
     def prefilled(self) -> bool:
         """Whether all but the newest token is computed."""
-        return self.session is not None and self.session.computed >= self.session.request.prompt
+        if self.session is None:
+            return False
+        return self.session.computed >= max(self.session.request.prompt, self.prompt_tokens)
+
+    @property
+    def scores(self) -> bool:
+        """Whether its next pass computes tokens of its prompt for their log-probabilities.
+
+        Then its session was begun with a part of the prompt.
+        """
+        session = self.session
+        began = session is not None and session.request.prompt < self.prompt_tokens
+        return began and not self.prefilled
+
+    def begin_to_score(self) -> int:
+        """Cut its key to the tokens that nothing is to be hit behind; returns how many are left."""
+        if self.score is None or self.score.ended:
+            return 0
+        self.key.truncate(self.score.n_known + 1)
+        return self.prompt_tokens - self.key.n_tokens
+
+    def go_on_to_score(self) -> None:
+        """Its key has the whole prompt again."""
+        if self.key.n_tokens < self.prompt_tokens:
+            self.key.extend(self.request.tokens[self.key.n_tokens :])
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens whose data exists; it must hold memory."""
+        assert self.session is not None
+        return self.session.computed
 
     @property
     def n_known(self) -> int:
@@ -164,8 +203,7 @@ class Generation:
         The newest one. Behind a recurrent state that had drafts in it which were rejected, also
         those that were verified with them.
         """
-        assert self.session is not None
-        return self.key.n_tokens - self.session.computed
+        return self.key.n_tokens - self.n_computed
 
     def accept(self, token: int) -> FinishReason | None:
         """Append a new token; returns whether it is the last one."""

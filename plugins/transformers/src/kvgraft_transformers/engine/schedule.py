@@ -96,6 +96,8 @@ class Schedule:
 
     def _fetch(self, generation: Generation) -> bool:
         """Begin a request's prefetch; whether the request need not wait for it."""
+        if generation.score is not None and not generation.score.ended:
+            return True  # its prompt is computed
         generation.prefetch = self.memory.prefetch(generation.key)
         if generation.prefetch is None or generation.prefetch.ready:
             return True
@@ -252,6 +254,7 @@ class Schedule:
             generation.was_admitted = True
             self._latencies.queue.observe(now - generation.submitted_at)
         self.totals.admissions += 1
+        generation.go_on_to_score()
         self.loading.append(generation)
 
     def _give_back(self, generation: Generation) -> None:
@@ -275,14 +278,14 @@ class Schedule:
         prefetch: Prefetch | None = None,
         max_deferrals: int = 0,
     ) -> Session:
-        chunk = self.settings.chunk_tokens
+        chunk, n_left = self.settings.chunk_tokens, generation.begin_to_score()
         return Session(
             self.memory,
             generation.key,
-            reserve=reserve,
+            reserve=reserve + n_left,
             chunk=chunk,
             prefetch=prefetch,
-            resume_at=generation.request.resume_at,
+            resume_at=() if n_left else generation.request.resume_at,
             max_deferrals=max_deferrals,
             hints=generation.request.hints,
         )
@@ -337,10 +340,12 @@ class Schedule:
 
     def _load_again(self, generation: Generation, session: Session) -> bool:
         """Restart a request whose prefix failed to arrive; whether it is admitted again."""
+        generation.begin_to_score()  # with no more tokens than it may resume behind
         session.restart()
         decision = generation.decision = session.admit()
         if decision.admitted:
             session.load_back()
+            generation.go_on_to_score()
         return decision.admitted
 
     def _forget(self, generation: Generation) -> None:
@@ -457,6 +462,12 @@ class Schedule:
                 continue
             request = generation.session.request
             try:
+                if generation.scores:
+                    if n_tokens := self._chunk_to_score(generation, budget_tokens):
+                        budget_tokens -= n_tokens
+                        first = False
+                        yield Work(generation, n_tokens)
+                    continue
                 n_tokens = cache.next_chunk(request, budget_tokens)
                 if not first and n_tokens < cache.next_chunk(request, self.settings.step_tokens):
                     continue
@@ -468,6 +479,19 @@ class Schedule:
                 budget_tokens -= n_tokens
                 first = False
                 yield Work(generation, n_tokens)
+
+    def _chunk_to_score(self, generation: Generation, budget_tokens: int) -> int:
+        """Slots for the next tokens of a prompt that is computed as if decoded; how many it got.
+
+        Slots for one are promised; for a whole chunk there may be no room beside a window.
+        """
+        session, chunk = generation.session, self.settings.chunk_tokens
+        assert session is not None
+        left = generation.prompt_tokens - session.computed
+        n_tokens = min(left, budget_tokens, chunk - session.computed % chunk)
+        while n_tokens and not self.memory.cache.allocate(session.request, n_tokens):
+            n_tokens //= 2
+        return n_tokens
 
     def retract(self, generation: Generation) -> None:
         """Retract a running request and let it wait; its data stays cached.

@@ -8,13 +8,19 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from kvgraft import ConfigError
-from kvgraft_transformers.engine import Choice, FinishReason, GenerationRequest
+from kvgraft_transformers.engine import (
+    Choice,
+    FinishReason,
+    Generation,
+    GenerationRequest,
+    PromptToken,
+)
 from kvgraft_transformers.serving.protocol import ApiError, shutdown_refusal
 from kvgraft_transformers.serving.replies import Usage
 from kvgraft_transformers.serving.text import TextStream, Tokenizer
 from kvgraft_transformers.serving.worker import EngineFailureError, EngineWorker, ShutdownError
 
-__all__ = ["Answers", "Piece"]
+__all__ = ["Answers", "Piece", "Prompts"]
 
 log = logging.getLogger("kvgraft.serve")
 
@@ -28,12 +34,30 @@ class Piece(NamedTuple):
         reason: its finish reason, as the API names it; None while it continues.
         choices: its tokens since the last piece if log-probabilities were requested, without the
             token that ended it.
+        prompt: the tokens of its prompt with log-probabilities, if a whole answer has them.
     """
 
     answer: int
     text: str
     reason: str | None
     choices: tuple[Choice, ...] = ()
+    prompt: tuple[PromptToken, ...] = ()
+
+
+class Prompts(NamedTuple):
+    """The parts of an answer that tell of its prompt.
+
+    Attributes:
+        echoed: the texts that answers begin with, by prompt; none without `echo`.
+        tells_all: whether an answer has `prompt_logprobs`.
+        choices: whether `logprobs` begin with the prompt's tokens.
+        alone: whether the answer is the prompt alone.
+    """
+
+    echoed: Sequence[str] = ()
+    tells_all: bool = False
+    choices: bool = False
+    alone: bool = False
 
 
 class Answers:
@@ -47,9 +71,10 @@ class Answers:
         stops: strings that end an answer.
         usage: updated as they run.
         reasons: finish reasons by number, filled as answers end.
+        prompts: the prompts' part in the answers.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - the parts of one reply
         self,
         worker: EngineWorker,
         tokenizer: Tokenizer,
@@ -58,6 +83,7 @@ class Answers:
         stops: Sequence[str],
         usage: Usage,
         reasons: dict[int, str],
+        prompts: Prompts = Prompts(),  # noqa: B008 - a value
     ) -> None:
         self._worker = worker
         self._tokenizer = tokenizer
@@ -65,6 +91,11 @@ class Answers:
         self._per_prompt = per_prompt
         self._usage = usage
         self._reasons = reasons
+        self._prompts = prompts
+        loop = asyncio.get_running_loop()
+        self._scored: list[asyncio.Future[tuple[PromptToken, ...]]] = [
+            loop.create_future() for _ in requests[::per_prompt]
+        ]
         self._pieces: asyncio.Queue[Piece | Exception] = asyncio.Queue()
         self._left = len(requests)
         self._tasks = [
@@ -132,6 +163,10 @@ class Answers:
                 if not counted:
                     counted = True
                     self._count_prompt(index, generation.prompt_tokens, generation.cached_tokens)
+                    await self._tell_prompt(index, generation)
+                    if self._prompts.alone:
+                        reason = FinishReason.LENGTH
+                        break
                 assert new.token is not None
                 assert new.choice is not None
                 self._usage.completion_tokens += 1
@@ -156,6 +191,29 @@ class Answers:
             choices.clear()
         ended = FinishReason.STOP if text.stopped else reason
         self._pieces.put_nowait(Piece(index, "", ended.value, tuple(choices)))
+
+    async def _tell_prompt(self, index: int, generation: Generation) -> None:
+        """Begin an answer with its prompt; the first answer of each has the log-probabilities."""
+        told, first = self._prompts, index % self._per_prompt == 0
+        scored = self._scored[index // self._per_prompt]
+        if first:
+            scored.set_result(tuple(generation.score.tokens) if generation.score else ())
+        tokens: tuple[PromptToken, ...] = ()
+        if told.tells_all or (told.echoed and told.choices):
+            tokens = await scored
+        if not told.echoed and not told.tells_all:
+            return
+        text = told.echoed[index // self._per_prompt] if told.echoed else ""
+        choices = [Choice(each.token, each.logprob, each.top) for each in tokens]
+        has_choices = told.echoed and told.choices
+        piece = Piece(
+            index,
+            text,
+            None,
+            tuple(choices) if has_choices else (),
+            tokens if told.tells_all else (),
+        )
+        self._pieces.put_nowait(piece)
 
     def _count_prompt(self, index: int, prompt_tokens: int, cached_tokens: int | None) -> None:
         if index % self._per_prompt == 0:

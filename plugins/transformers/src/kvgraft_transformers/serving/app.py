@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from kvgraft_retention.kv_hints import arguments_of
 from kvgraft_transformers import serving
 from kvgraft_transformers.engine import GenerationRequest
-from kvgraft_transformers.serving.answers import Answers, Piece
+from kvgraft_transformers.serving.answers import Answers, Piece, Prompts
 from kvgraft_transformers.serving.grammar import Grammars
 from kvgraft_transformers.serving.inspection import Inspection
 from kvgraft_transformers.serving.metrics import ServerMetrics
@@ -206,9 +206,11 @@ class _Endpoints:
         self._check_model(asked.model)
         prompts = await run_in_threadpool(self._encode_prompts, asked)
         reply = self._open_reply(asked, chat=False)
-        return await self._reply(
-            request, asked, prompts, asked.max_tokens or COMPLETION_TOKENS, reply
-        )
+        limit = COMPLETION_TOKENS if asked.max_tokens is None else asked.max_tokens
+        echoed: Sequence[str] = ()
+        if asked.echo:
+            echoed = await run_in_threadpool(self._prompt_texts, asked, prompts)
+        return await self._reply(request, asked, prompts, limit, reply, echoed=echoed)
 
     async def chat(self, request: Request) -> Response:
         """`POST /v1/chat/completions`."""
@@ -223,6 +225,14 @@ class _Endpoints:
     def _open_reply(self, asked: CompletionRequest | ChatRequest, *, chat: bool) -> Reply:
         logprobs = asked.n_logprobs is not None
         return Reply(asked.model, chat, self.served.tokenizer, logprobs)
+
+    def _prompt_texts(self, asked: CompletionRequest, prompts: list[list[int]]) -> list[str]:
+        """The prompts as answers begin with them: texts as they were given, tokens decoded."""
+        decode = self.served.tokenizer.backend.decode
+        return [
+            given if isinstance(given, str) else decode(tokens)
+            for given, tokens in zip(asked.prompts(), prompts)
+        ]
 
     def _encode_prompts(self, asked: CompletionRequest) -> list[list[int]]:
         encode = self.served.tokenizer.encode
@@ -252,6 +262,7 @@ class _Endpoints:
         limit_tokens: int,
         reply: Reply,
         resume_at: Sequence[int] = (),
+        echoed: Sequence[str] = (),
     ) -> Response:
         grammar = None
         if (schema := asked.schema_of_answer) is not None:
@@ -270,6 +281,12 @@ class _Endpoints:
             asked.stop,
             reply.usage,
             record.reasons,
+            Prompts(
+                echoed,
+                tells_all=asked.prompt_logprobs is not None,
+                choices=reply.logprobs and asked.n_prompt_logprobs is not None,
+                alone=limit_tokens == 0,
+            ),
         )
         try:
             pieces = answers.pieces()
@@ -313,7 +330,7 @@ class _Endpoints:
         return [
             GenerationRequest(
                 tokens=prompt,
-                max_new_tokens=limit_tokens,
+                max_new_tokens=max(1, limit_tokens),  # of a prompt alone it is left out
                 sampling=asked.sampling(index),
                 min_new_tokens=asked.min_tokens,
                 stop_tokens=frozenset(asked.stop_token_ids),
@@ -322,6 +339,7 @@ class _Endpoints:
                 resume_at=(*asked.resume_at, *resume_at),
                 priority=asked.priority,
                 hints=arguments_of(asked.kv_hints),
+                prompt_logprobs=None if index else asked.n_prompt_logprobs,
             )
             for prompt in prompts
             for index in range(asked.n)
@@ -486,6 +504,7 @@ async def _collect(n_answers: int, first: Piece, pieces: AsyncIterator[Piece]) -
         answer.text += piece.text
         answer.reason = piece.reason or answer.reason
         answer.choices += piece.choices
+        answer.prompt = piece.prompt or answer.prompt
         piece = await anext(pieces, None)
     return answers
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvgraft_transformers.engine import Choice
+from kvgraft_transformers.engine import Choice, PromptToken
 from kvgraft_transformers.serving.text import Tokenizer
 
-__all__ = ["chat_logprobs", "completion_logprobs", "count_characters"]
+__all__ = ["chat_logprobs", "completion_logprobs", "count_characters", "prompt_logprobs"]
 
 CONTINUATION = range(0x80, 0xC0)
 """Continuation bytes of UTF-8."""
@@ -33,10 +33,14 @@ def completion_logprobs(
         choices: the tokens.
         offset: characters of the text before the first token.
     """
-    offsets, top_logprobs = [], []
+    offsets: list[int] = []
+    top_logprobs: list[dict[str, float | None] | None] = []
     for choice in choices:
         offsets.append(offset)
         offset += count_characters(tokenizer, [choice])
+        if choice.logprob is None:  # the first token of a prompt
+            top_logprobs.append(None)
+            continue
         top: dict[str, float | None] = {}
         for token, logprob in (*choice.top, (choice.token, choice.logprob)):
             top.setdefault(_name(tokenizer, token), logprob)
@@ -47,6 +51,25 @@ def completion_logprobs(
         "top_logprobs": top_logprobs,
         "text_offset": offsets,
     }
+
+
+def prompt_logprobs(
+    tokenizer: Tokenizer, prompt: Sequence[PromptToken]
+) -> list[dict[str, Any] | None]:
+    """As vLLM has them: of each token but the first, itself and the likeliest ones, by id."""
+    entries: list[dict[str, Any] | None] = []
+    for told in prompt:
+        if told.logprob is None:
+            entries.append(None)
+            continue
+        ranked = [(told.token, told.logprob, told.rank)]
+        ranked += [(each.token, each.logprob, rank) for rank, each in enumerate(told.top, 1)]
+        entry: dict[str, Any] = {}
+        for token, logprob, rank in ranked:
+            said = {"logprob": logprob, "rank": rank, "decoded_token": tokenizer.token_text(token)}
+            entry.setdefault(str(token), said)
+        entries.append(entry)
+    return entries
 
 
 def count_characters(tokenizer: Tokenizer, choices: Sequence[Choice]) -> int:

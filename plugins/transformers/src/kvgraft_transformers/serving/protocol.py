@@ -12,6 +12,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    NonNegativeInt,
     PositiveInt,
     StrictInt,
     ValidationError,
@@ -157,6 +158,8 @@ class _Request(SettingsModel):
         response_format: text, any JSON object, or JSON that follows a schema.
         resume_at: in neither API: tokens of the prompt after which other prompts will differ; one
             position or several.
+        prompt_logprobs: return the log-probability of each token of the prompt, and this many
+            likeliest ones (vLLM's).
         kv_hints: vLLM's and SGLang's envelope of hints, see `kvgraft_retention.kv_hints`.
     """
 
@@ -181,6 +184,7 @@ class _Request(SettingsModel):
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
     priority: int = 0
     resume_at: list[Annotated[StrictInt, Field(ge=0)]] = Field(default=[])
+    prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     kv_hints: dict[str, Any] | None = None
 
     @field_validator(
@@ -221,6 +225,20 @@ class _Request(SettingsModel):
                 "of them out"
             )
         return self
+
+    @model_validator(mode="after")
+    def _prompts_probabilities_in_one_piece(self) -> _Request:
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError(
+                "prompt_logprobs with stream=true: they are part of a whole answer; leave one of "
+                "them out"
+            )
+        return self
+
+    @property
+    def n_prompt_logprobs(self) -> int | None:
+        """Most likely tokens to find per position of the prompt; None for no log-probabilities."""
+        return self.prompt_logprobs
 
     def sampling(self, index: int) -> Sampling:
         """The sampling of the answer with this number."""
@@ -313,9 +331,13 @@ class CompletionRequest(_Request):
     Attributes:
         prompt: one or several prompts, as text or as token ids.
         logprobs: return the log-probability of each token, and this many likeliest ones.
+        echo: begin each answer with its prompt, and `logprobs` with those of the prompt's tokens.
+        max_tokens: 0 with `echo` for the prompt alone.
     """
 
     prompt: str | list[str] | list[StrictInt] | list[list[StrictInt]]
+    echo: bool = False
+    max_tokens: NonNegativeInt | None = None
     logprobs: Annotated[StrictInt, Field(ge=0, le=MOST_LOGPROBS)] | None = None
 
     @field_validator("prompt", mode="before")
@@ -337,10 +359,28 @@ class CompletionRequest(_Request):
                 raise ValueError(f"item {place} is of another kind than item 0; {PROMPTS}")
         return value
 
+    @field_validator("echo", mode="before")
+    @classmethod
+    def _no_echo_by_default(cls, value: object) -> object:
+        return False if value is None else value
+
+    @model_validator(mode="after")
+    def _something_to_say(self) -> CompletionRequest:
+        if self.max_tokens == 0 and (not self.echo or self.min_tokens):
+            raise ValueError("max_tokens=0 without echo, or with min_tokens: give 1 or more")
+        return self
+
     @property
     def n_logprobs(self) -> int | None:
         """As in `_Request`."""
         return self.logprobs
+
+    @property
+    def n_prompt_logprobs(self) -> int | None:
+        """As in `_Request`; `echo` asks for as many as `logprobs`, unless a number is given."""
+        if self.prompt_logprobs is None and self.echo:
+            return self.logprobs
+        return self.prompt_logprobs
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts one by one."""
@@ -474,7 +514,7 @@ def _parse(model: type[Any], body: object) -> Any:
         raise ApiError("the body is no JSON object; send one with a model and a prompt")
     fields = {name: value for name, value in body.items() if name not in IGNORED}
     for name in list(fields):
-        if name in UNSUPPORTED:
+        if name in UNSUPPORTED and name not in model.model_fields:
             value = fields.pop(name)
             if not any(value == allowed for allowed in UNSUPPORTED[name]):
                 instead = INSTEAD.get(name, "leave it out")

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kvgraft_transformers.engine import Choice
+from kvgraft_transformers.engine import Choice, PromptToken
 from kvgraft_transformers.serving.logprobs import (
     chat_logprobs,
     completion_logprobs,
     count_characters,
+    prompt_logprobs,
 )
 from kvgraft_transformers.serving.text import Tokenizer
 
@@ -52,11 +53,13 @@ class WholeAnswer:
         text: its whole text.
         reason: its finish reason.
         choices: its tokens if log-probabilities were requested.
+        prompt: those of its prompt, likewise.
     """
 
     text: str = ""
     reason: str | None = None
     choices: list[Choice] = field(default_factory=list)
+    prompt: Sequence[PromptToken] = ()
 
 
 @dataclass(slots=True)
@@ -105,11 +108,15 @@ class Reply:
                 else {"text": answer.text}
             )
             logprobs = self._logprobs(index, answer.choices) if self.logprobs else None
-            choices.append(
-                {"index": index, **said, "logprobs": logprobs, "finish_reason": answer.reason}
-            )
+            choice = {"index": index, **said, "logprobs": logprobs, "finish_reason": answer.reason}
+            if answer.prompt and not self.chat:
+                choice["prompt_logprobs"] = prompt_logprobs(self.tokenizer, answer.prompt)
+            choices.append(choice)
         kind = "chat.completion" if self.chat else "text_completion"
-        return {**self._frame(kind, choices), "usage": self.usage.as_json()}
+        whole = {**self._frame(kind, choices), "usage": self.usage.as_json()}
+        if self.chat and answers and answers[0].prompt:
+            whole["prompt_logprobs"] = prompt_logprobs(self.tokenizer, answers[0].prompt)
+        return whole
 
     def opening(self, index: int) -> dict[str, Any] | None:
         """The chunk with the role; None for plain completions."""
