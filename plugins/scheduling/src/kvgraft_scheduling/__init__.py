@@ -9,6 +9,7 @@ engine_slots   slots that an engine takes and fills before a request adopts them
 trees          drafts with several candidates for a position
 pending        pages that a running request computes and a waiting one could resume from
 waiting        the order in which waiting requests are tried
+sessions       conversations whose requests stay open between turns
 ready          waiting on asyncio for copies
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kvgraft_scheduling.device_tables import DeviceTables
     from kvgraft_scheduling.engine_slots import EngineSlots
+    from kvgraft_scheduling.sessions import KeptSession, KeptSessions
     from kvgraft_scheduling.slot_copies import SlotCopies
     from kvgraft_scheduling.trees import Moves, Subtree, best_subtree, moves_of_accepted, tree_mask
     from kvgraft_scheduling.waiting import WaitingPlace, WaitingQueue
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _LAZY = {
     "DeviceTables": "device_tables",
     "EngineSlots": "engine_slots",
+    "KeptSession": "sessions",
+    "KeptSessions": "sessions",
     "Moves": "trees",
     "SlotCopies": "slot_copies",
     "Subtree": "trees",
@@ -41,6 +45,8 @@ _LAZY = {
 __all__ = [
     "DeviceTables",
     "EngineSlots",
+    "KeptSession",
+    "KeptSessions",
     "Moves",
     "SlotCopies",
     "Subtree",
