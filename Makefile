@@ -53,7 +53,7 @@ $(RULE): ; @:
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files test-services test-nixl test-newest test-oldest test-newest-vllm test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
+.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files long-engine-files test-services test-nixl test-newest test-oldest test-newest-vllm test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -133,8 +133,8 @@ mutants: setup ## write the tables of known-bad components and cores that the lo
 	$(PY) -m tests.mutants.by_tests
 	$(PY) -m tests.mutants.under_guard
 
-nightly: setup ## run long, examples and fuzz, all three whatever fails; takes hours
-	@failed=; for part in long examples fuzz; do echo "== make $$part"; \
+nightly: setup ## run long, long-engine-files, examples and fuzz, all whatever fails; takes hours
+	@failed=; for part in long long-engine-files examples fuzz; do echo "== make $$part"; \
 	  $(MAKE) --no-print-directory $$part || failed="$$failed $$part"; done; \
 	  test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
@@ -153,6 +153,9 @@ test-sglang: setup $(SGLANG)/.ready ## run the tests of plugins/sglang with SGLa
 
 test-engine-files: test-vllm-files test-sglang-files test-dynamo-files ## run those that need only the engines' Python files
 
+long-engine-files: ## run the long ones of those
+	$(MAKE) --no-print-directory test-engine-files SELECT=long
+
 engine-files: $(VLLM_FILES)/.ready $(SGLANG)/.ready $(DYNAMO)/.ready ## fetch the engines' Python files
 
 test-kernels: setup $(TRITON)/.ready ## run the tests of the GPU kernel in Triton's interpreter and compiler
@@ -165,10 +168,11 @@ gpu-acceptance: setup ## run what needs a GPU and measure its copies; exits with
 test-%-files: setup
 	@mkdir -p $(ENGINES)
 	@if timeout $(FILES_S) $(MAKE) --no-print-directory $(FILES)/.ready >$(FILES).log 2>&1; \
-	then PYTHONPATH=$(FILES) $(PY) -m pytest $(TESTS) -q -o filterwarnings=default -o timeout=200; \
+	then PYTHONPATH=$(FILES) $(PY) -m pytest $(TESTS) -q -m '$(SELECT)' -o filterwarnings=default -o timeout=200; \
 	else echo "skipped: $(TESTS): no $(notdir $(FILES)) within $(FILES_S) s:" \
 	  "`sed -n 's/^ERROR: //p' $(FILES).log | tail -n 1`"; fi
 
+SELECT ?= not long
 test-vllm-files: FILES := $(VLLM_FILES)
 VLLM_TESTS := plugins/vllm/tests/test_tier.py plugins/vllm/tests/test_manager.py plugins/vllm/tests/test_scheduling.py plugins/vllm/tests/test_planted_faults.py plugins/observe/tests/test_vllm_decoder.py
 test-vllm-files: TESTS := $(VLLM_TESTS)

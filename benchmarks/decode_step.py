@@ -3,14 +3,15 @@
 256 requests of 8,192 tokens decode, page tables included. Every request of the loop extends its
 key, allocates, reads its table of every paged component and notes what was computed; a step does
 that for all in one call. A step with 4 drafts has slots for those as well: none is right, or each
-pass keeps 3 tokens, which the engine adds to the keys outside of the step.
+pass keeps 3 tokens, which the engine adds to the keys outside of the step. Beside the latter are
+steps of 3 tokens without drafts, added likewise.
 
 All decode in turn, over caches of their own: periods of 64 tokens a request, or of 192 where passes
 keep 3, in which each thing that comes once per 64 tokens or page comes as often. The cost of a step
 is the least of that step over the periods; the table has the mean over a period's steps, by
-request, its cheapest and its dearest step, and the mean by token and relative to a step without
-drafts. Before them is the first pass: in it all requests join the batch, and their prompts' last
-data goes to the tree.
+request, its cheapest and its dearest step, the mean by token, and relative to a step of as many
+tokens without drafts. Before them is the first pass: in it all requests join the batch, and their
+prompts' last data goes to the tree.
 
 Then requests join others, and take the rows of some that ended: the table has how many µs more such
 a step costs for each than one without them, the least of some rounds. The aim is 10 more than
@@ -82,6 +83,7 @@ class Engine:
             payload=False,
         )
         self.n_drafts = n_drafts
+        self.has_state = "mamba" in served.components
         self.kept = np.zeros(n_requests, np.int64)
         self.paged = [name for name in served.components if name != "mamba"]
         self.tokens = rng.integers(0, 100_000, (n_requests, 1), dtype=np.int32)
@@ -131,6 +133,16 @@ class Engine:
         step = self.cache.step(self.requests, n_drafts=self.n_drafts, n_computed=self.kept)
         assert step.n_tokens is not None
         self.kept = np.minimum(step.n_tokens.numpy(), MOST_KEPT)
+
+    def several(self) -> None:
+        """One pass of so many tokens as one with drafts keeps, all together."""
+        assert not self.cache.step(self.requests, n_tokens=int(self.kept[0])).refused
+
+    def extend_several(self) -> None:
+        """Add that pass's tokens to the keys; it ends where a state is kept."""
+        length = len(self.requests[0].key)
+        self.kept[:] = min(MOST_KEPT, PERIOD - length % PERIOD) if self.has_state else MOST_KEPT
+        self.extend()
 
 
 def spent(run: Callable[[], None]) -> int:
@@ -196,15 +208,19 @@ def measure(
     stepped = Engine(served, n_requests, n_tokens, n_steps)
     drafted = Engine(served, n_requests, n_tokens, n_steps, DRAFTS)
     kept = Engine(served, n_requests, n_tokens, MOST_KEPT * n_steps, DRAFTS)
+    several = Engine(served, n_requests, n_tokens, MOST_KEPT * n_steps)
     gc.collect()
     # A pass ends where a state is kept, every 64 tokens: it keeps one token there.
-    has_state = "mamba" in served.components
-    n_kept_steps = MOST_KEPT * -(-PERIOD // MOST_KEPT) if has_state else PERIOD
+    n_kept_steps = MOST_KEPT * -(-PERIOD // MOST_KEPT) if kept.has_state else PERIOD
+    n_kept_tokens = MOST_KEPT * PERIOD
     ways = {
         "loop": Way(looped, looped.loop),
         "step": Way(stepped, stepped.step),
         "with drafts": Way(drafted, drafted.drafted),
-        "which keeps 3": Way(kept, kept.verified, kept.extend, n_kept_steps, MOST_KEPT * PERIOD),
+        "of 3 tokens": Way(
+            several, several.several, several.extend_several, n_kept_steps, n_kept_tokens
+        ),
+        "with drafts, 3 kept": Way(kept, kept.verified, kept.extend, n_kept_steps, n_kept_tokens),
     }
     first = {name: way.period()[0] / n_requests / 1e3 for name, way in ways.items()}
     found: dict[str, list[list[int]]] = {name: [] for name in ways}
@@ -242,7 +258,8 @@ def main() -> None:
             bars = (2 * served.bar, served.bar) if name == "step" else (None, None)
             told = ["" if bar is None else f"{bar:g}" for bar in reversed(bars)]
             more = f"{join:.1f}" if name == "step" else ""
-            relative = f"{costs[1] / measured['step'][1]:.2f}"
+            beside = "of 3 tokens" if "3" in name else "step"
+            relative = f"{costs[1] / measured[beside][1]:.2f}"
             shown = [f"{cost:.2f}" for cost in costs]
             rows.append([f"{served.name}: {name}", *shown, relative, more, *told])
             setting = f"{served.name}: {name}"
@@ -252,7 +269,7 @@ def main() -> None:
                     Figure("A request's first decode step", setting, costs[0]),
                 ]
             )
-    head = ("first", "mean", "least", "most", "a token", "of a step", "joins")
+    head = ("first", "mean", "least", "most", "a token", "relative", "joins")
     grid(["", *head, "bar, compiled", "bar, plain"], rows)
 
 

@@ -57,6 +57,7 @@ class TroubledStore(StorageBackend):
     Args:
         inner: the store.
         trouble: "io", "damage", "full", "slow", or nothing.
+        share: of the calls that meet it; the first one always does.
     """
 
     def __init__(
@@ -140,6 +141,8 @@ class TroubledStore(StorageBackend):
             raise OSError("this disk fails")
 
     def _happens(self, trouble: str) -> bool:
-        happens = self.trouble == trouble and self._random.random() < self._share
+        if self.trouble != trouble:
+            return False
+        happens = not self.n_troubles or self._random.random() < self._share
         self.n_troubles += happens
         return happens

@@ -24,6 +24,7 @@ DEFECTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.long
 def test_our_store_raises_no_alarm() -> None:
     results = check_tier(STORE, durable=True)
     assert [each for each in results if each.bad] == []

@@ -22,7 +22,7 @@ from kvgraft_transformers.engine import (
 )
 from kvgraft_transformers.memory import ModelMemory
 
-from .cases import one_of_each_kind
+from .cases import CASES
 from .serving_inside import serve_inside
 
 POOLS: dict[str, Any] = {
@@ -108,7 +108,13 @@ def ran(
     return Outcome([each.tokens for each in answered], cached, engine)
 
 
-@pytest.mark.parametrize("case", one_of_each_kind())
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=() if case in ("gemma3_text", "qwen3_next") else pytest.mark.long)
+        for case in CASES
+    ],
+)
 def test_answers_and_hits_are_those_without_drafts(case: str, tiny: Any, tokens: Tokens) -> None:
     family, _, sparse = case.partition("+")
     model = tiny(family, torch.float64)

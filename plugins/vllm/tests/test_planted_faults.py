@@ -34,7 +34,13 @@ def copy_of_fs(
         tier.close()
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(fault, marks=[] if number % 5 == 1 else pytest.mark.long)
+        for number, fault in enumerate(FAULTS)
+    ],
+)
 def test_a_planted_fault_is_found(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,6 +50,7 @@ def test_a_planted_fault_is_found(
     assert result.status is Status.FAILED, result.evidence
 
 
+@pytest.mark.long
 def test_an_unchanged_copy_fails_nothing_but_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -55,6 +62,7 @@ def test_an_unchanged_copy_fails_nothing_but_damage(
     }
 
 
+@pytest.mark.long
 def test_our_tier_raises_no_alarm() -> None:
     options = {"path": "{directory}", "capacity": "{capacity}", "weights": "one"}
     results = check_tier("kvgraft_vllm.tier:KvgraftTier", options, durable=True)

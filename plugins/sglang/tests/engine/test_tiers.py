@@ -24,6 +24,7 @@ def clauses(results: list[Result], status: Status) -> set[str]:
     return {each.clause for each in results if each.status is status}
 
 
+@pytest.mark.long
 def test_our_backend_raises_no_alarm() -> None:
     options = {
         "path": "{directory}",
@@ -36,6 +37,7 @@ def test_our_backend_raises_no_alarm() -> None:
     assert clauses(results, Status.NOT_APPLICABLE) == {"O6-hanging-file", "O11-drained"}
 
 
+@pytest.mark.long
 def test_sglangs_file_backend_fails_what_it_does_not_check() -> None:
     options = {**AT, "max_size": "{capacity}"}
     target = "sglang.srt.mem_cache.hicache_storage:HiCacheFile"
@@ -47,7 +49,10 @@ def test_sglangs_file_backend_fails_what_it_does_not_check() -> None:
 @pytest.mark.parametrize(
     ("defect", "clause"),
     [
-        *(("Nameless", f"O9-{name}") for name in ("model", "rank", "n-ranks", "stage")),
+        *(
+            pytest.param("Nameless", f"O9-{name}", marks=pytest.mark.long)
+            for name in ("model", "rank", "n-ranks", "stage")
+        ),
         ("Late", "O1-round-trip"),
     ],
 )

@@ -12,7 +12,8 @@ from plugins.sglang.tests.engine.lives import Lives
 from kvgraft import ConfigError
 from kvgraft_sglang.tree_settings import VARIABLE, TreeSettings
 
-SEEDS = list(range(20))
+SEEDS = list(range(8))
+MORE_SEEDS = list(range(8, 20))
 KINDS = ("full", "tokens", "windows", "window tokens")
 WIDE: dict[str, dict[str, Any]] = {
     "full": {"tokens": 1 << 16},
@@ -35,12 +36,21 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lives]:
 
 
 @needs_sglang
+@pytest.mark.parametrize(
+    "seeds",
+    [
+        pytest.param(SEEDS[:4], id="4 seeds"),
+        pytest.param([*SEEDS[4:], *MORE_SEEDS], id="16 more", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_token_is_in_its_own_slot_and_no_page_is_lost(scenes: Lives, kind: str) -> None:
-    found = scenes.ask({"scene": "random", "kind": kind, "seeds": SEEDS})
+def test_each_token_is_in_its_own_slot_and_no_page_is_lost(
+    scenes: Lives, kind: str, seeds: list[int]
+) -> None:
+    found = scenes.ask({"scene": "random", "kind": kind, "seeds": seeds})
     total = {name: sum(each[name] for each in found) for name in found[0]}
     assert min(total.values()) > 0, total  # also hits, chunks, retractions and aborts
-    assert total["ended"] + total["aborted"] == 24 * len(SEEDS)
+    assert total["ended"] + total["aborted"] == 24 * len(seeds)
 
 
 @needs_sglang
@@ -65,7 +75,7 @@ def test_hits_equal_those_of_sglang_where_nothing_is_evicted(scenes: Lives, kind
 @needs_sglang
 @pytest.mark.parametrize("kind", ["windows", "window tokens"])
 def test_models_with_windows_hit_at_least_as_much_as_in_sglang(scenes: Lives, kind: str) -> None:
-    given = {"scene": "random", "kind": kind, "seeds": SEEDS[:8]}
+    given = {"scene": "random", "kind": kind, "seeds": SEEDS}
     own, ours = (
         sum(each["hits"] for each in scenes.ask({**given, "tree": tree})) for tree in (None, "lru")
     )
