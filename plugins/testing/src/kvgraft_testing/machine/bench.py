@@ -16,7 +16,8 @@ from kvgraft.config import WritePolicy
 from kvgraft.errors import ContractViolation, KvgraftError
 from kvgraft.pools import DevicePool
 from kvgraft.transfers.journal import Transfer
-from kvgraft.types import Direction
+from kvgraft.tree.component import TreeComponent
+from kvgraft.types import Direction, Tier
 from kvgraft_scheduling.slot_copies import SlotCopies
 from kvgraft_testing.machine.brute_force import BruteForce, Gone, Prefix
 from kvgraft_testing.machine.checks import (
@@ -169,10 +170,12 @@ class Bench:
         """Data that moves is followed here, too, besides by the guard."""
         others = mover.on_move
 
-        def moved(*what: Any) -> None:
+        def moved(tier: Tier, component: TreeComponent, source: bytes, target: bytes) -> None:
             if others is not None:
-                others(*what)
-            self.payloads.moved(*what)
+                others(tier, component, source, target)
+            self.payloads.moved(tier, component, source, target)
+            if tier is Tier.HOST or not self.copies:  # else the engine still reads the old rows
+                self.payloads.left(tier, component, source)
 
         mover.on_move = moved
 

@@ -321,12 +321,15 @@ class Payloads:
         return set(self._allocators[name, tier].free_slots())
 
     def moved(self, tier: Tier, component: TreeComponent, source: bytes, target: bytes) -> None:
-        """Slots moved: their old rows are free (K7)."""
+        """Slots moved: their new rows are as late as the old ones."""
         old, new = (np.frombuffer(slots, np.int32) for slots in (source, target))
         computed = self._computed[component.name, tier.value]
         computed[new] = computed[old]
+
+    def left(self, tier: Tier, component: TreeComponent, source: bytes) -> None:
+        """The old rows of slots that moved are free: overwrite them (K7)."""
         for rows in self._planes[component.name, tier.value]:
-            rows.view[old] = rows.poison
+            rows.view[np.frombuffer(source, np.int32)] = rows.poison
 
     def poison(self) -> None:
         """Overwrite every free row."""
