@@ -258,12 +258,13 @@ def test_make_nightly_runs_all_long_parts_and_names_the_failed_ones() -> None:
     # make may run these tests
     alone: dict[str, Any] = {"MAKEFLAGS": "", "MAKELEVEL": "", "MFLAGS": ""}
     done = run("make", "-n", "nightly", "STAMP=", cwd=ROOT, **alone)
-    parts = ["== make long", "pytest -m long", "== make examples", "--hypothesis-profile=nightly"]
-    parts += ["== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]
+    parts = ["== make long", "pytest -m long", "== make long-engine-files", "== make examples"]
+    parts += ["--hypothesis-profile=nightly", "== make fuzz", "KVGRAFT_FUZZ_STEPS=1000000"]
     places = [done.stdout.find(part) for part in parts]
     assert -1 not in places
     assert places == sorted(places)
-    failing = run("make", "nightly", "PY=false", "STAMP=", cwd=ROOT, **alone)
+    no_files = "FILES_S=0.01"  # engines' files are not fetched here
+    failing = run("make", "nightly", "PY=false", "STAMP=", no_files, cwd=ROOT, **alone)
     assert failing.returncode != 0
     assert failing.stderr.count(" Error 1") == 4
     assert failing.stdout.endswith("failed: long examples fuzz\n")
