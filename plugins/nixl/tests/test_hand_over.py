@@ -9,84 +9,16 @@ import numpy as np
 import pytest
 
 from kvgraft import Cache, ConfigError, LeaseError, TokenKey, TransferError
-from kvgraft_nixl import Arrival, HandOver, Offer, Stage
+from kvgraft_nixl import HandOver, Offer, Stage, receiving
+from kvgraft_nixl.memory import Rows, pieces
 
-from .contents import PAGE, SETS, Engine, open_cache, words
+from .contents import PAGE, SETS, words
+from .sides import Pair, Side
 from .wires import Wires
 
 pytestmark = [pytest.mark.filterwarnings("error")]
 
 PROMPT = 300
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-class Side:
-    """A cache with its engine and its hand-over."""
-
-    def __init__(self, wires: Wires, name: str, components: str, **settings: Any) -> None:
-        self.wires = wires
-        self.clock = Clock()
-        bounds = {"timeout_s", "hold_s", "max_offers", "max_arrivals", "weights"}
-        given = {name: settings.pop(name) for name in [*settings] if name in bounds}
-        self.cache = open_cache(components, guard="on", **settings)
-        self.engine = Engine(self.cache)
-        arguments = {"model": "tiny", "weights": "1", "clock": self.clock, **given}
-        self.handed = HandOver(self.cache, wires.end(name), **arguments)
-
-    def computed(self, tokens: list[int], namespace: object = None) -> Any:
-        """A request that has computed all tokens."""
-        request = self.engine.begin(TokenKey(tokens, namespace), chunk=64)
-        assert request is not None
-        self.engine.prefill(request)
-        return request
-
-    def close(self) -> None:
-        self.handed.close()
-        for request in [*self.cache.requests.values()]:
-            self.cache.abort(request)
-        assert self.cache.drain()
-        self.cache.check_integrity()
-        for each in self.cache.stats().components.values():
-            assert each.device.private == each.device.pinned == 0, each
-        self.cache.close()
-
-
-class Pair:
-    def __init__(self, components: str, **settings: Any) -> None:
-        self.wires = Wires()
-        self.sender = Side(self.wires, "sender", components, **settings)
-        self.receiver = Side(self.wires, "receiver", components, **settings)
-
-    def move(self, arrival: Arrival, *, steps: int = 400, pieces: int = 7) -> None:
-        """Let both sides work until the arrival has ended."""
-        for _ in range(steps):
-            self.step(pieces)
-            if arrival.ended:
-                return
-        raise AssertionError(f"{arrival} has not ended")
-
-    def step(self, pieces: int = 1 << 30) -> None:
-        for side in (self.sender, self.receiver):
-            side.cache.drain()
-            side.handed.poll()
-            wait(side.handed)
-        self.wires.step(pieces)
-
-    def close(self) -> None:
-        self.receiver.close()
-        self.sender.close()
-
-
-def wait(handed: HandOver) -> None:
-    """Until the worker has computed the digests that it was asked for."""
-    handed._workers.submit(int).result(10)
 
 
 @pytest.fixture
@@ -385,6 +317,56 @@ def test_a_peer_without_the_prefix_says_so(pair: Pair) -> None:
     assert nowhere.failed
 
 
+@every_set
+def test_data_is_shared_as_soon_as_all_of_it_came_up_to_the_last_whole_page(pair: Pair) -> None:
+    tokens = words(20 * PAGE, 29)
+    offer = pair.sender.handed.offer(pair.sender.computed(tokens))
+    assert offer is not None
+    assert offer.n_tokens == 20 * PAGE
+    arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+    other = pair.receiver.cache.begin(TokenKey([*tokens, 8]))
+    assert other.anchor_tokens == 0
+    pair.receiver.cache.abort(other)
+    pair.move(arrival)
+    other = pair.receiver.cache.begin(TokenKey([*tokens, 8]))
+    assert other.anchor_tokens == 20 * PAGE
+    pair.receiver.cache.abort(other)
+    pair.receiver.cache.abort(arrival.take())
+
+
+@pytest.mark.parametrize("pair", [{"components": "full", "max_arrivals": 2}], indirect=True)
+def test_a_receiver_has_at_most_so_many_arrivals(pair: Pair) -> None:
+    tokens = words(PROMPT, 30)
+    pair.sender.cache.finish(pair.sender.computed(tokens))
+    made = []
+    for token in range(3):
+        offer = pair.sender.handed.offer(TokenKey(tokens))
+        assert offer is not None
+        key = TokenKey([*tokens, token])
+        made.append(pair.receiver.handed.accept(offer, key, chunk=64))
+    assert [each.failed for each in made] == [False, False, True]
+    assert "max_arrivals=2" in made[2].reason
+
+
+def test_rows_become_pieces_where_they_follow_one_another_in_both_places() -> None:
+    def at(*slots: int) -> Rows:
+        return Rows(10, np.array(slots, np.uint64) * np.uint64(10))
+
+    source = at(3, 2, 1, 0, 7, 6, 7, 8, 9, 20, 22)
+    target = at(13, 12, 11, 10, 17, 16, 17, 18, 19, 30, 31)
+    found = [side.tolist() for side in pieces([source], [target])]
+    rows = {}
+    for (theirs, nbytes), (ours, same) in zip(*found):
+        assert nbytes == same
+        for offset in range(0, nbytes, 10):
+            rows[ours + offset] = theirs + offset
+    expected = dict(zip(target.starts.tolist(), source.starts.tolist()))
+    assert rows == expected
+    assert len(found[0]) < 7
+    with pytest.raises(TransferError, match="the receiver needs"):
+        pieces([source], [at(1)])
+
+
 def test_an_arrival_that_nobody_takes_leaves_its_data_to_the_cache(pair: Pair) -> None:
     tokens = words(PROMPT, 17)
     request = pair.sender.computed(tokens)
@@ -392,7 +374,7 @@ def test_an_arrival_that_nobody_takes_leaves_its_data_to_the_cache(pair: Pair) -
     assert offer is not None
     receiver = pair.receiver
     arrival = receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
-    with pytest.raises(LeaseError, match="is loading"):
+    with pytest.raises(LeaseError, match="is pulling"):
         arrival.take()
     pair.move(arrival)
     receiver.clock.now += 31.0
@@ -405,7 +387,10 @@ def test_an_arrival_that_nobody_takes_leaves_its_data_to_the_cache(pair: Pair) -
 
 
 @pytest.mark.parametrize("pair", ["window"], indirect=True)
-def test_layers_can_be_computed_before_the_last_page_came(pair: Pair) -> None:
+def test_layers_can_be_computed_before_the_last_page_came(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiving, "NBYTES_AT_ONCE", 1)
     tokens = words(PROMPT, 18)
     request = pair.sender.computed(tokens)
     offer = pair.sender.handed.offer(request)
@@ -443,13 +428,12 @@ def test_a_request_with_states_cannot_be_computed_before_it_is_ready(pair: Pair)
     offer = pair.sender.handed.offer(request)
     assert offer is not None
     arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
-    with pytest.raises(LeaseError):
-        _ = arrival.request
-    pair.step(1)
     with pytest.raises(ConfigError, match="keeps states"):
         _ = arrival.request
     pair.receiver.handed.give_up(arrival)
     assert arrival.failed
+    with pytest.raises(LeaseError, match="is failed"):
+        _ = arrival.request
 
 
 def test_a_measured_bandwidth_decides_between_reading_and_computing() -> None:

@@ -20,6 +20,7 @@ from .inside.peer import LOOPBACK
 
 INSIDE = Path(__file__).parent / "inside"
 ROOT = Path(__file__).parents[3]
+PARTS = ("check_processes.py", "check_rounds.py")
 INSTALLED = any(importlib.util.find_spec(name) for name in BUILDS)
 
 needs_nixl = pytest.mark.skipif(not INSTALLED, reason="needs NIXL: make test-nixl installs it")
@@ -42,9 +43,15 @@ def checked(part: str, *options: str, timeout_s: float = 280.0) -> str:
 
 
 @needs_nixl
-def test_requests_go_between_processes_over_nixl() -> None:
-    told = checked("check_processes.py")
+@pytest.mark.rule("D5")
+@pytest.mark.parametrize("part", PARTS)
+def test_requests_go_between_processes_over_nixl(part: str) -> None:
+    told = checked(part)
     assert not told, told
+
+
+def test_no_part_is_left_out() -> None:
+    assert {*PARTS} == {path.name for path in INSIDE.glob("check_*.py")}
 
 
 @pytest.mark.skipif(INSTALLED, reason="is about a machine without NIXL")

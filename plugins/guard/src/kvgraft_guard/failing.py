@@ -23,7 +23,7 @@ MATCHES = frozenset({"begin", "admit", "restart"})
 """Operations that may begin backups of matched data."""
 
 
-GIVES_PROMISED = frozenset({"load_back", "allocate", "step"})
+GIVES_PROMISED = frozenset({"load_back", "allocate", "allocate_at", "step"})
 """Operations in which admitted requests get their slots."""
 
 INTERNAL = (AssertionError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -21,7 +21,7 @@ MOVES_MEMORY = frozenset({"poll", "move_memory"})
 BRINGS_DATA = frozenset({"poll", "drain", "checkpoint", "finish"})
 """Operations in which data may arrive in the tree: acknowledged transfers, inserts."""
 
-HANDS_OVER = frozenset({"computed", "allocate"})
+HANDS_OVER = frozenset({"computed", "allocate", "allocate_at"})
 """Operations in which a request's own slots may become the tree's (I9)."""
 
 KEEPS_PROMISES = frozenset(

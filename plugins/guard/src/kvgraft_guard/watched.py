@@ -27,7 +27,9 @@ __all__ = ["After", "Holdings", "Watched", "holdings"]
 After = Callable[[Any, Reading, Reading], None]
 """A check after an operation, of its result and the books before and after it."""
 
-MAKES_ROOM = frozenset({"load_back", "allocate", "checkpoint", "evict", "move_memory", "take"})
+MAKES_ROOM = frozenset(
+    {"load_back", "allocate", "allocate_at", "checkpoint", "evict", "move_memory", "take"}
+)
 """Operations that evict on DEVICE."""
 
 

@@ -12,6 +12,7 @@ plane by plane. It is what one digest covers.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,6 +33,9 @@ __all__ = ["CacheMemory", "Payload", "Plane", "Slots", "addresses", "fingerprint
 
 Slots = npt.NDArray[np.int32]
 """Slot numbers, `[n_rows]`; -1 where a tier has none."""
+
+GATHERED_NBYTES = 1 << 20
+"""Bytes that are gathered at a time to be hashed."""
 
 TIERS = (Tier.DEVICE, Tier.HOST)
 
@@ -77,10 +81,10 @@ class Rows(NamedTuple):
 
 
 class _Pool(NamedTuple):
-    """A component's planes on one tier, with their bytes, uint8 `[n_slots, nbytes]` each."""
+    """A component's planes on one tier, with their rows, integers `[n_slots, n_lanes]` each."""
 
     planes: tuple[Plane, ...]
-    rows: tuple[npt.NDArray[np.uint8], ...]
+    rows: tuple[npt.NDArray[Any], ...]
 
 
 class CacheMemory:
@@ -103,20 +107,15 @@ class CacheMemory:
         self._parts: dict[str, TreeComponent] = {each.name: each for each in cache.tree.components}
         self._pools: dict[str, dict[Tier, _Pool]] = {}
         self._regions: list[Region] = []
+        self._thread = threading.local()
         for each in cache.mounted:
             device, host = each.component.device, each.component.host
             pools = self._pools[each.name] = {}
-            views = [lanes.view(torch.uint8).numpy() for lanes in device.lanes]
-            pools[Tier.DEVICE] = _pool(device.specs, views)
-            self._regions += [_region(view) for view in views]
+            pools[Tier.DEVICE] = _pool(device.specs, device.lanes)
+            self._regions += [Region(lanes.data_ptr(), lanes.nbytes) for lanes in device.lanes]
             if host is not None and host.capacity:
-                slab = host.slab.numpy()
-                views = [
-                    slab[:, start : start + plane_nbytes(spec)]
-                    for start, spec in zip(host.offsets, host.specs)
-                ]
-                pools[Tier.HOST] = _pool(host.specs, views)
-                self._regions.append(_region(slab))
+                pools[Tier.HOST] = _pool(host.specs, host.lanes)
+                self._regions.append(Region(host.slab.data_ptr(), host.slab.nbytes))
         self.targets = sorted(
             {
                 Payload(plane.layer, name, tier)
@@ -190,13 +189,28 @@ class CacheMemory:
         pools, own = self._pools[payload.component], slots[payload.component]
         hashed = xxhash.xxh3_128()
         for spec in planes_of(payload, self.planes(payload.component)):
-            for tier, start, n_slots in _runs(payload, own):
+            for tier, numbers in _runs(payload, own):
                 index = _index(payload, spec, pools[tier].planes if tier in pools else ())
-                rows = pools[tier].rows[index][start : start + n_slots]
-                hashed.update(np.ascontiguousarray(rows).data)
+                at_once = max(1, GATHERED_NBYTES // spec.nbytes)
+                rows = pools[tier].rows[index]
+                for start in range(0, len(numbers), at_once):
+                    # not torch: its threads would wait for cores that the transport uses
+                    some = numbers[start : start + at_once]
+                    gathered = self._scratch(rows, len(some))
+                    rows.take(some, 0, out=gathered, mode="clip")
+                    hashed.update(gathered.data)
         return hashed.digest()
 
     # -- inside
+
+    def _scratch(self, rows: npt.NDArray[Any], n_rows: int) -> npt.NDArray[Any]:
+        """Memory of this thread for so many of the rows; memory that is new costs more than it."""
+        nbytes = n_rows * rows.shape[1] * rows.itemsize
+        found = getattr(self._thread, "memory", None)
+        if found is None or found.nbytes < nbytes:
+            found = self._thread.memory = np.empty(max(nbytes, GATHERED_NBYTES), np.uint8)
+        gathered: npt.NDArray[Any] = found[:nbytes].view(rows.dtype).reshape(n_rows, -1)
+        return gathered
 
     def _tiers(self, component: str) -> tuple[Tier, ...]:
         """The tiers that a receiver fills."""
@@ -255,7 +269,10 @@ def addresses(
 
 
 def pieces(source: Sequence[Rows], target: Sequence[Rows]) -> tuple[Pieces, Pieces]:
-    """The same rows elsewhere and here as pieces; rows that follow in both places are one piece.
+    """The same rows elsewhere and here as pieces.
+
+    Rows that follow one another in both places are one piece, upwards or downwards: pools give
+    slots away in either order.
 
     Raises:
         TransferError: other rows there than here.
@@ -267,11 +284,16 @@ def pieces(source: Sequence[Rows], target: Sequence[Rows]) -> tuple[Pieces, Piec
     for theirs, ours in zip(source, target):
         if not len(ours.starts):
             continue
-        goes_on = (np.diff(theirs.starts) == ours.nbytes) & (np.diff(ours.starts) == ours.nbytes)
+        there, here = (np.diff(each.starts.astype(np.int64)) for each in (theirs, ours))
+        alike = (there == here) & (np.abs(here) == ours.nbytes)
+        goes_on = alike.copy()
+        goes_on[1:] &= ~alike[:-1] | (here[1:] == here[:-1])  # all up, or all down
         first = np.flatnonzero(np.concatenate([[True], ~goes_on]))
-        lengths = np.diff(np.append(first, len(ours.starts))).astype(np.uint64) * ours.nbytes
-        sources.append(np.stack([theirs.starts[first], lengths], 1))
-        targets.append(np.stack([ours.starts[first], lengths], 1))
+        last = np.append(first[1:], len(ours.starts)) - 1
+        lengths = (last - first + 1).astype(np.uint64) * np.uint64(ours.nbytes)
+        for side, into in ((theirs, sources), (ours, targets)):
+            lowest = np.minimum(side.starts[first], side.starts[last])
+            into.append(np.stack([lowest, lengths], 1))
     return np.concatenate(sources), np.concatenate(targets)
 
 
@@ -323,18 +345,18 @@ def _expect_readable(cache: Cache) -> None:
             )
 
 
-def _pool(specs: Sequence[PlaneSpec], views: Sequence[npt.NDArray[np.uint8]]) -> _Pool:
-    planes = tuple(
-        [
-            Plane(spec.layer, spec.name, view.ctypes.data, view.strides[0], view.shape[1])
-            for spec, view in zip(specs, views)
-        ]
-    )
-    return _Pool(planes, tuple(views))
-
-
-def _region(view: npt.NDArray[np.uint8]) -> Region:
-    return Region(view.ctypes.data, view.nbytes)
+def _pool(specs: Sequence[PlaneSpec], lanes: Sequence[torch.Tensor]) -> _Pool:
+    planes = [
+        Plane(
+            spec.layer,
+            spec.name,
+            rows.data_ptr(),
+            rows.stride(0) * rows.element_size(),
+            plane_nbytes(spec),
+        )
+        for spec, rows in zip(specs, lanes)
+    ]
+    return _Pool(tuple(planes), tuple([rows.numpy() for rows in lanes]))
 
 
 def _rows_of(table: Slots, pages: Sequence[tuple[int, int]], per_page: int) -> Slots:
@@ -363,16 +385,16 @@ def _located(
     return on_tier, numbers
 
 
-def _runs(payload: Payload, own: Mapping[Tier, Slots]) -> Iterator[tuple[Tier, int, int]]:
-    """The rows in order, as tier, first slot and length of slots that follow one another."""
+def _runs(
+    payload: Payload, own: Mapping[Tier, Slots]
+) -> Iterator[tuple[Tier, npt.NDArray[np.int64]]]:
+    """The rows in order, as tier and slots of rows that are on one tier."""
     on_tier, numbers = _located(payload, own)
-    if not len(numbers):
-        return
-    breaks = (np.diff(numbers) != 1) | (on_tier[1:] != on_tier[:-1])
-    starts = np.flatnonzero(np.concatenate([[True], breaks]))
-    for start, end in zip(starts, [*starts[1:], len(numbers)]):
-        tier = payload.tier if on_tier[start] else _other(payload.tier)
-        yield tier, int(numbers[start]), int(end - start)
+    changes = np.flatnonzero(on_tier[1:] != on_tier[:-1]) + 1
+    for some in np.split(np.arange(len(numbers)), changes):
+        if len(some):
+            tier = payload.tier if on_tier[some[0]] else _other(payload.tier)
+            yield tier, numbers[some]
 
 
 def _index(payload: Payload, spec: Plane, planes: Sequence[Plane]) -> int:

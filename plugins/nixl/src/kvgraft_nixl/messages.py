@@ -2,8 +2,8 @@
 
     offer      sender to receiver, by any way the engine has: what there is, and where
     ask        receiver to sender: is there something for these tokens? The answer is an offer
-    pull       receiver to sender: which pages of an offer it will read
-    sources    sender to receiver: the slots of these pages, and the planes that they are in
+    pull       receiver to sender: from which page on it reads an offer's data
+    sources    sender to receiver: slots and planes of an offer that was made before its data exists
     digests    sender to receiver: a digest of each payload
     release    receiver to sender: the offer is no longer needed
     withdrawn  sender to receiver: the offer holds no longer, and why
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -42,7 +42,7 @@ SEAL_NBYTES = 8
 
 @dataclass(frozen=True)
 class Offer:
-    """Cached data of one sequence that another cache may fetch.
+    """Cached data of one sequence that another cache may fetch, and where it is.
 
     `bytes(offer)` goes to the other process, beside the request; `Offer.read` is the inverse.
 
@@ -52,6 +52,9 @@ class Offer:
         name: hash of these tokens, their namespace and the fingerprint.
         fingerprint: digest of model and layout.
         address: of the sender's transport.
+        slots: by component and tier, the slots of the pages that its end needs; empty where they
+            cannot be read yet.
+        planes: by component and tier, the planes that these slots index.
         reply_to: number of the question that it answers; empty for none.
     """
 
@@ -60,6 +63,8 @@ class Offer:
     name: bytes
     fingerprint: bytes
     address: bytes
+    slots: Mapping[str, Mapping[Tier, Slots]] = field(default_factory=dict, compare=False)
+    planes: Mapping[str, Mapping[Tier, Sequence[Plane]]] = field(default_factory=dict)
     reply_to: str = ""
 
     def __bytes__(self) -> bytes:
@@ -97,7 +102,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Pull:
-    """Asks for the sources of an offer's data from page `first` on."""
+    """Asks for the digests of an offer's data from page `first` on."""
 
     number: str
     first: int
@@ -106,13 +111,7 @@ class Pull:
 
 @dataclass(frozen=True)
 class Sources:
-    """Where an offer's data is.
-
-    Attributes:
-        number: of the offer.
-        slots: by component and tier, the slots of the asked pages.
-        planes: by component and tier, the planes that these slots index.
-    """
+    """Where an offer's data is, for one that could not say so itself."""
 
     number: str
     slots: Mapping[str, Mapping[Tier, Slots]]
@@ -216,7 +215,7 @@ def _plain(value: Any) -> Any:
         return value.hex()
     if isinstance(value, np.ndarray):
         return value.astype("<i4").tobytes().hex()
-    if isinstance(value, Mapping) and all(isinstance(key, Payload) for key in value):
+    if isinstance(value, Mapping) and value and all(isinstance(key, Payload) for key in value):
         return [
             [key.layer, key.component, key.tier.name, digest.hex()] for key, digest in value.items()
         ]

@@ -19,7 +19,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from kvgraft import ConfigError, KvgraftError, Request, Tier, TokenKey, TransferError
+from kvgraft import ConfigError, LeaseError, Request, Tier, TokenKey, TransferError
 from kvgraft_nixl.arrival import Arrival, Stage
 from kvgraft_nixl.memory import Payload, Slots, addresses, pieces
 from kvgraft_nixl.messages import (
@@ -38,8 +38,11 @@ from kvgraft_nixl.transport import Read, ReadState
 
 __all__ = ["Receiving", "ReceivingStats"]
 
-LAYERS_AHEAD = 2
-"""Layers that are read at a time: the next one is on its way while one is verified."""
+LAYERS_AT_ONCE = 2
+"""Layers that are read at a time, at least: one is on its way while another is verified."""
+
+NBYTES_AT_ONCE = 32 << 20
+"""Bytes that are read at a time, if they are more layers."""
 
 ASK_AGAIN_S = 1.0
 """Time after which a sender that has not answered is asked again: so a dead one is noticed."""
@@ -114,7 +117,7 @@ class Receiving:
         arrival = self._new(key, arguments)
         try:
             self._begin(arrival, Offer.read(payload))
-        except (KvgraftError, _Refused) as error:
+        except (ConfigError, LeaseError, TransferError, _Refused) as error:
             self._fail(arrival, error)
             if isinstance(error, ConfigError):
                 raise
@@ -135,7 +138,7 @@ class Receiving:
             self._expect_room()
             self._transport.send(peer, encode(ask))
             self._arrivals[ask.number] = arrival
-        except KvgraftError as error:
+        except (TransferError, _Refused) as error:
             self._fail(arrival, error)
         return arrival
 
@@ -144,7 +147,7 @@ class Receiving:
         for number, arrival in [*self._arrivals.items()]:
             try:
                 self._go_on(number, arrival)
-            except (KvgraftError, _Refused) as error:
+            except (ConfigError, LeaseError, TransferError, _Refused) as error:
                 self._fail(arrival, error)
         for number, arrival in [*self._arrivals.items()]:
             if arrival.stage in (Stage.TAKEN, Stage.FAILED):
@@ -163,7 +166,7 @@ class Receiving:
             return False
         try:
             self._take_in(number, arrival, message)
-        except (KvgraftError, _Refused) as error:
+        except (ConfigError, LeaseError, TransferError, _Refused) as error:
             self._fail(arrival, error)
         return True
 
@@ -229,6 +232,7 @@ class Receiving:
         self._cache.load_back(request)
         arrival.stage = Stage.LOADING
         self._arrivals[offer.number] = arrival
+        self._load(offer.number, arrival)
 
     def _is_short(self, arrival: Arrival) -> bool:
         return arrival.first < arrival.boundary
@@ -282,10 +286,14 @@ class Receiving:
         arrival.layers = sorted({each.layer for each in self._memory.targets})
         arrival.waiting = [*arrival.layers]
         arrival.stage, arrival.begun_s = Stage.PULLING, self._clock()
+        assert arrival.offer is not None
+        if arrival.offer.slots:
+            arrival.sources = arrival.offer
+            self._start_reads(arrival)
         self._ask(number, arrival)
 
     def _ask(self, number: str, arrival: Arrival) -> None:
-        """Ask for the sources of the data; again, where the answer may be lost."""
+        """Ask for the digests of the data; again, where the answer may be lost."""
         arrival.asked_s = self._clock()
         pull = Pull(number, arrival.first, self._transport.address)
         self._transport.send(arrival.peer, encode(pull))
@@ -316,17 +324,23 @@ class Receiving:
                 raise TransferError(f"the read of layer {layer} failed; the sender is gone")
             if state is ReadState.DONE:
                 arrival.reads[layer] = None
+        if arrival.sources is not None:
+            self._start_reads(arrival)
+        self._verify(arrival)
+        if len(arrival.verified) == len(arrival.layers):
+            self._finish(arrival)
+
+    def _start_reads(self, arrival: Arrival) -> None:
+        """Start the reads of the next layers, as many as are read at a time."""
         moving = sum([read is not None for read in arrival.reads.values()])
-        while arrival.sources is not None and arrival.waiting and moving < LAYERS_AHEAD:
+        at_once = max(LAYERS_AT_ONCE, NBYTES_AT_ONCE * len(arrival.layers) // arrival.nbytes)
+        while arrival.waiting and moving < at_once:
             layer = arrival.waiting.pop(0)
             source, target = self._pieces(arrival, layer)
             arrival.reads[layer] = (
                 self._transport.read(arrival.peer, source, target) if len(source) else None
             )
             moving += 1
-        self._verify(arrival)
-        if len(arrival.verified) == len(arrival.layers):
-            self._finish(arrival)
 
     def _pieces(self, arrival: Arrival, layer: int) -> Any:
         """One layer's rows at the sender and here."""
@@ -338,7 +352,9 @@ class Receiving:
                 planes, slots = arrival.sources.planes.get(name), arrival.sources.slots.get(name)
                 if planes is None or slots is None or payload.tier not in planes:
                     raise TransferError(f"{payload}: the sender does not name it")
-                theirs += addresses(payload, planes, slots)
+                n_rows = self._memory.n_rows(name, arrival.first, arrival.boundary)
+                behind = {tier: each[max(0, len(each) - n_rows) :] for tier, each in slots.items()}
+                theirs += addresses(payload, planes, behind)
                 ours += addresses(payload, self._memory.planes(name), arrival.slots[name])
         return pieces(theirs, ours)
 

@@ -1,6 +1,6 @@
 """A cache's offers to others: pins that last until the receiver is done, with a bound.
 
-    offer ─► offered ─► pull ─► slots sent, digests computed ─► sent ─► release
+    offer ─► offered ─► pull ─► digests computed ─► sent ─────────────► release
                 │                                                 │        │
                 └── time is up, the namespace was cleared, the cache closes ┴─► pins released
 
@@ -39,7 +39,7 @@ class SendingStats:
         released: offers that their receivers released.
         expired: offers whose time was over.
         withdrawn: offers whose namespace was cleared.
-        pulled: times that an offer's slots were sent.
+        pulled: times that an offer's digests were asked for.
     """
 
     offered: int = 0
@@ -114,6 +114,7 @@ class Sending:
         self._hold_s = hold_s
         self._max_offers = max_offers
         self._held: dict[str, _Held] = {}
+        self._planes = {name: self._memory.planes(name) for name in self._memory.components}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -130,12 +131,21 @@ class Sending:
         if not boundary:
             self._cache.abort(lease)
             return None
-        name = name_of(self._fingerprint, key, boundary)
-        number, address = secrets.token_hex(16), self._transport.address
-        digest = self._fingerprint.digest
-        offer = Offer(number, lease.anchor_tokens, name, digest, address, reply_to)
+        fence = self._cache.journal.fence
+        if fence is not None and fence.wait(0.0) is not False:
+            fence = None
+        offer = Offer(
+            number=secrets.token_hex(16),
+            n_tokens=lease.anchor_tokens,
+            name=name_of(self._fingerprint, key, boundary),
+            fingerprint=self._fingerprint.digest,
+            address=self._transport.address,
+            slots={} if fence is not None else self._memory.slots(lease, 0, boundary),
+            planes={} if fence is not None else self._planes,
+            reply_to=reply_to,
+        )
         until = self._clock() + self._hold_s
-        self._held[number] = _Held(offer, lease, self._cache.journal.fence, until)
+        self._held[offer.number] = _Held(offer, lease, fence, until)
         self.stats.offered += 1
         return offer
 
@@ -145,11 +155,11 @@ class Sending:
             peer = self._transport.connect(ask.address)
             tokens = np.frombuffer(ask.tokens, "<i4").astype(np.int32)
             made = self.offer(TokenKey(tokens, ask.namespace), ask.number)
-            nothing = Offer("", 0, b"", self._fingerprint.digest, b"", ask.number)
+            nothing = Offer("", 0, b"", self._fingerprint.digest, b"", reply_to=ask.number)
             self._transport.send(peer, encode(made or nothing))
 
     def pull(self, pull: Pull) -> None:
-        """A receiver will read an offer's data: it is told the slots once they can be read.
+        """A receiver reads an offer's data: it is told the digests, and what the offer lacks.
 
         One that asks again is answered again: the answer may be lost.
         """
@@ -200,16 +210,17 @@ class Sending:
         held.fence = None
         boundary = held.offer.n_tokens // self._memory.page_size
         asked, held.asked = held.asked, {}
-        planes = {name: self._memory.planes(name) for name in self._memory.components}
         for peer, pull in asked.items():
             first = min(pull.first, boundary)
-            slots = self._memory.slots(held.lease, first, boundary)
-            with suppress(TransferError):
-                self._transport.send(peer, encode(Sources(pull.number, slots, planes)))
-                if first not in held.jobs:
-                    held.jobs[first] = self._workers.submit(self._memory.digests, slots)
-                held.due[peer] = first
-                self.stats.pulled += 1
+            if first not in held.jobs:
+                slots = self._memory.slots(held.lease, first, boundary)
+                held.jobs[first] = self._workers.submit(self._memory.digests, slots)
+            held.due[peer] = first
+            self.stats.pulled += 1
+            if not held.offer.slots:
+                slots = self._memory.slots(held.lease, 0, boundary)
+                with suppress(TransferError):
+                    self._transport.send(peer, encode(Sources(pull.number, slots, self._planes)))
 
     def _send_digests(self, held: _Held) -> None:
         for peer, first in [*held.due.items()]:
