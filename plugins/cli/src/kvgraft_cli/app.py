@@ -20,6 +20,7 @@ from kvgraft.optional import PARTS, Published, how_to_install, published
 from kvgraft.refusals import of_type, other_names
 from kvgraft_cli.components import components
 from kvgraft_cli.doctor import COMMANDS, doctor
+from kvgraft_cli.interrupts import UninterruptedImport
 
 __all__ = ["main"]
 
@@ -163,6 +164,7 @@ def _said(error: click.ClickException) -> str:
 
 def main() -> None:
     """Run the command; bad input is one line on stderr and exit status 2."""
+    UninterruptedImport.install("torch")
     try:
         cli(standalone_mode=False)
     except click.exceptions.Exit as stop:

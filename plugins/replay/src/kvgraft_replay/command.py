@@ -25,7 +25,6 @@ from kvgraft_cli.cache_options import (
     pool_sizes,
 )
 from kvgraft_cli.components import default_shape
-from kvgraft_cli.interrupts import uninterrupted
 from kvgraft_cli.sizes import PoolSize
 from kvgraft_replay.cache_options import cache_options, parse_components
 from kvgraft_replay.output_options import (
@@ -184,9 +183,8 @@ def _replay(
 
 def _settings(options: dict[str, Any], limit: int | None) -> Any:
     """The settings of a replay, by the command's options."""
-    with uninterrupted():
-        from kvgraft_replay.payload import Verify
-        from kvgraft_replay.replay import ReplaySettings
+    from kvgraft_replay.payload import Verify
+    from kvgraft_replay.replay import ReplaySettings
 
     cache: dict[str, Any] = {
         "components": parse_components(options["components"] or [_widest_component()]),
