@@ -269,6 +269,32 @@ def test_a_retracted_turn_leaves_its_data() -> None:
         assert session.begin().anchor_tokens == 20
         session.retract()
         assert session.key.n_tokens == 21
+        session.begin()
+        session.abort()
+        assert session.key.n_tokens == 1  # the turn's tokens, too
+        session.begin([2] * 20)
+        session.retract()
+        session.begin([3])
+        session.abort()
+        assert session.key.n_tokens == 21  # a turn of its own
+
+
+def test_a_turn_does_not_end_while_its_key_lacks_tokens_that_are_computed() -> None:
+    """The next turn's tokens would get the data of a token that was sampled."""
+    with Cache.open(["full"], page_size=4, device_tokens=64) as cache:
+        sessions = KeptSessions(cache, limit_tokens=64)
+        session = sessions.open(TokenKey([1]))
+        run_turn(sessions, session, [2] * 20)
+        assert session.request is not None
+        assert sessions.allocate(session.request, 1)
+        cache.computed(session.request, 1)
+        with pytest.raises(LeaseError, match="end: 22 tokens are computed, the sequence has 21; e"):
+            session.end()
+        session.key.extend([7])
+        session.end()
+        assert run_turn(sessions, session, [3]) == 22
+        session.end()
+        session.close()
 
 
 def test_a_turn_that_goes_on_keeps_its_last_state_for_others() -> None:

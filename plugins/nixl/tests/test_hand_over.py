@@ -11,6 +11,7 @@ import pytest
 from kvgraft import Cache, ConfigError, LeaseError, TokenKey, TransferError
 from kvgraft_nixl import HandOver, Offer, Stage, receiving
 from kvgraft_nixl.memory import Rows, pieces
+from kvgraft_nixl.messages import Ask, encode
 
 from .contents import PAGE, SETS, words
 from .sides import Pair, Side
@@ -156,9 +157,80 @@ def test_a_request_that_is_not_admitted_moves_nothing(pair: Pair) -> None:
     for _ in range(5):
         pair.step()
     assert pair.wires.written == 0
-    assert pair.sender.handed.n_offers == 0, "it is told that the offer is not needed"
     for other in others:
         receiver.cache.abort(other)
+    again = receiver.handed.accept(offer, TokenKey([*tokens, 7]), reserve=400, chunk=64)
+    pair.move(again)
+    receiver.engine.expect(again.take(), offer.n_tokens // PAGE)
+
+
+def test_a_deferred_arrival_that_is_given_up_releases_the_offer(pair: Pair) -> None:
+    tokens = words(PROMPT, 6)
+    offer = pair.sender.handed.offer(pair.sender.computed(tokens))
+    assert offer is not None
+    others = [pair.receiver.computed(words(900, seed)) for seed in (7, 8)]
+    arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), reserve=400, chunk=64)
+    assert arrival.failed
+    pair.step()
+    assert pair.sender.handed.n_offers == 1
+    pair.receiver.handed.give_up(arrival)
+    pair.step()
+    assert pair.sender.handed.n_offers == 0
+    assert others
+
+
+def test_one_arrival_follows_an_offer_at_a_time(pair: Pair) -> None:
+    tokens = words(PROMPT, 29)
+    offer = pair.sender.handed.offer(pair.sender.computed(tokens))
+    assert offer is not None
+    first, second = [
+        pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64) for _ in range(2)
+    ]
+    assert second.failed
+    assert "another arrival follows the offer" in second.reason
+    pair.move(first)
+    pair.receiver.engine.expect(first.take(), offer.n_tokens // PAGE)
+
+
+def test_a_receiver_that_closes_tells_its_senders_while_its_transport_is_open(pair: Pair) -> None:
+    tokens = words(PROMPT, 30)
+    offer = pair.sender.handed.offer(pair.sender.computed(tokens))
+    assert offer is not None
+    arrival = pair.receiver.handed.accept(offer, TokenKey([*tokens, 7]), chunk=64)
+    for _ in range(3):
+        pair.step(0)
+    assert arrival.stage is Stage.PULLING
+    pair.receiver.handed.close()
+    assert arrival.failed
+    assert not pair.receiver.cache.requests
+    pair.sender.handed.poll()
+    assert pair.sender.handed.n_offers == 0
+
+
+def test_an_answer_that_nobody_waits_for_is_released(pair: Pair) -> None:
+    tokens = words(PROMPT, 31)
+    pair.sender.cache.finish(pair.sender.computed(tokens))
+    arrival = pair.receiver.handed.fetch(pair.sender.handed.address, TokenKey(tokens))
+    pair.receiver.handed.give_up(arrival)
+    pair.step()
+    pair.step()
+    assert pair.sender.handed.sending.offered == 1
+    assert pair.sender.handed.n_offers == 0
+
+
+def test_a_namespace_without_a_name_is_refused_and_pins_nothing(pair: Pair) -> None:
+    tokens, strange = words(PROMPT, 32), object()
+    pair.sender.cache.finish(pair.sender.computed(tokens, strange))
+    with pytest.raises(ConfigError, match="no canonical bytes"):
+        pair.sender.handed.offer(TokenKey(tokens, strange))
+    assert not pair.sender.cache.requests
+
+
+@pytest.mark.parametrize("tokens", [b"abc", np.array([-5, 3], "<i4").tobytes()])
+def test_a_question_for_no_tokens_is_left_unanswered(pair: Pair, tokens: bytes) -> None:
+    pair.wires.end("other").send("sender", encode(Ask("number", tokens, None, b"other")))
+    pair.sender.handed.poll()
+    assert not pair.wires.ends["other"].received()
 
 
 def test_a_failed_read_keeps_its_slots_until_it_has_ended(pair: Pair) -> None:

@@ -80,6 +80,7 @@ class WireEnd:
         return read
 
     def send(self, peer: str, payload: bytes) -> None:
+        assert not self.closed, "a message on a transport that is closed"
         if peer in self.wires.dead or self.wires.ends[peer].closed:
             raise TransferError(f"{peer} is gone")
         if self.wires.random.random() >= self.wires.lost:

@@ -134,6 +134,7 @@ class HandOver:
 
         Raises:
             LeaseError: a request that is not admitted, or whose key was cut.
+            ConfigError: a namespace that has no name in other processes.
         """
         if isinstance(given, Request):
             self._cache.checkpoint(given)
@@ -158,7 +159,7 @@ class HandOver:
         Returns:
             The arrival. It failed already if the offer is damaged, of other tokens or another
             model, or if the request is not admitted: `arrival.decision` says which pool is short.
-            Try again later with the same offer, or compute.
+            If it was deferred, try again later with the same offer, or `give_up` and compute.
 
         Raises:
             ConfigError: arguments that `Cache.begin` refuses.
@@ -198,6 +199,7 @@ class HandOver:
             return
         self._closed = True
         self._sending.close()
+        self._receiving.give_up_all()
         self._transport.close()
         self._workers.shutdown()
         self._receiving.close()

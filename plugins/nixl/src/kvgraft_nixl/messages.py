@@ -242,6 +242,13 @@ def _count(value: Any) -> int:
     return value
 
 
+def _tokens(value: str) -> bytes:
+    found = bytes.fromhex(value)
+    if len(found) % 4:
+        raise ValueError(f"{len(found)} bytes are no int32 tokens")
+    return found
+
+
 def _slots(plain: Any) -> dict[str, dict[Tier, Slots]]:
     return {
         component: {
@@ -280,7 +287,7 @@ _READ: Mapping[str, Any] = {
     "name": bytes.fromhex,
     "fingerprint": bytes.fromhex,
     "address": bytes.fromhex,
-    "tokens": bytes.fromhex,
+    "tokens": _tokens,
     "namespace": named_namespace,
     "slots": _slots,
     "planes": _planes,

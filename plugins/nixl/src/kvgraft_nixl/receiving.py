@@ -19,7 +19,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-from kvgraft import ConfigError, LeaseError, Request, Tier, TokenKey, TransferError
+from kvgraft import ConfigError, LeaseError, Outcome, Request, Tier, TokenKey, TransferError
 from kvgraft_nixl.arrival import Arrival, Stage
 from kvgraft_nixl.memory import Payload, Slots, addresses, pieces
 from kvgraft_nixl.messages import (
@@ -163,6 +163,8 @@ class Receiving:
         number = message.reply_to if isinstance(message, Offer) else message.number
         arrival = self._arrivals.get(number)
         if arrival is None or arrival.ended:
+            if isinstance(message, Offer) and message.n_tokens:
+                self._decline(message)
             return False
         try:
             self._take_in(number, arrival, message)
@@ -171,17 +173,25 @@ class Receiving:
         return True
 
     def give_up(self, arrival: Arrival) -> None:
-        """Give up an arrival; one that has ended is left as it is, but for a ready one."""
+        """Give up an arrival; one that has ended is left as it is, but for a ready one.
+
+        The offer of a deferred one is released.
+        """
         if arrival.stage is Stage.READY:
             self._leave(arrival)
         elif not arrival.ended:
             self._fail(arrival, TransferError("it was given up"))
+        elif _is_deferred(arrival):
+            self._release(arrival)
 
-    def close(self) -> None:
-        """Give up all arrivals; the transport is closed, so no read writes any more."""
+    def give_up_all(self) -> None:
+        """Give up all arrivals, and tell their senders."""
         for arrival in [*self._arrivals.values()]:
             self.give_up(arrival)
         self._arrivals.clear()
+
+    def close(self) -> None:
+        """End failed arrivals: the transport is closed, so no read writes any more."""
         for request, _ in self._going_on:
             self._cache.abort(request)
         self._going_on.clear()
@@ -213,6 +223,9 @@ class Receiving:
             )
         if offer.name != name_of(self._fingerprint, key, boundary):
             raise _Refused("the offer is of other tokens or another namespace")
+        other = self._arrivals.get(offer.number)
+        if other is not None and other.stage not in (Stage.TAKEN, Stage.FAILED):
+            raise _Refused("another arrival follows the offer already")
         self._expect_room()
         arrival.peer = self._transport.connect(offer.address)
         arguments = {**arrival.arguments}
@@ -419,12 +432,24 @@ class Receiving:
             self._going_on.append((request, moving))
         elif request is not None:
             self._cache.abort(request)
-        self._release(arrival)
+        if not _is_deferred(arrival):
+            self._release(arrival)
+
+    def _decline(self, offer: Offer) -> None:
+        """Release the answer to a question that was given up."""
+        with suppress(TransferError):
+            peer = self._transport.connect(offer.address)
+            self._transport.send(peer, encode(Release(offer.number)))
 
     def _release(self, arrival: Arrival) -> None:
         if arrival.offer is not None and arrival.peer:
             with suppress(TransferError):
                 self._transport.send(arrival.peer, encode(Release(arrival.offer.number)))
+
+
+def _is_deferred(arrival: Arrival) -> bool:
+    """Whether its offer may be tried again."""
+    return arrival.decision is not None and arrival.decision.outcome is Outcome.DEFERRED
 
 
 class _Refused(Exception):  # noqa: N818 - no error: the request is computed here

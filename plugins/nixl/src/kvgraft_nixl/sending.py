@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvgraft import Cache, Request, TokenKey, TransferError
+from kvgraft import Cache, ConfigError, Request, TokenKey, TransferError
 from kvgraft.transfers import Fence
 from kvgraft_nixl.memory import CacheMemory, Payload
 from kvgraft_nixl.messages import Ask, Digests, Offer, Pull, Sources, Withdrawn, encode
@@ -131,13 +131,18 @@ class Sending:
         if not boundary:
             self._cache.abort(lease)
             return None
+        try:
+            name = name_of(self._fingerprint, key, boundary)
+        except ConfigError:  # a namespace that has no name in other processes
+            self._cache.abort(lease)
+            raise
         fence = self._cache.journal.fence
         if fence is not None and fence.wait(0.0) is not False:
             fence = None
         offer = Offer(
             number=secrets.token_hex(16),
             n_tokens=lease.anchor_tokens,
-            name=name_of(self._fingerprint, key, boundary),
+            name=name,
             fingerprint=self._fingerprint.digest,
             address=self._transport.address,
             slots={} if fence is not None else self._memory.slots(lease, 0, boundary),
@@ -151,7 +156,7 @@ class Sending:
 
     def answer(self, ask: Ask) -> None:
         """Answer the question of another cache, with an offer of nothing where there is none."""
-        with suppress(TransferError):
+        with suppress(TransferError, ConfigError):
             peer = self._transport.connect(ask.address)
             tokens = np.frombuffer(ask.tokens, "<i4").astype(np.int32)
             made = self.offer(TokenKey(tokens, ask.namespace), ask.number)

@@ -111,6 +111,7 @@ class KeptSession:
         self.request: Request | None = None
         self.closed = False
         self._runs = False
+        self._retracted = False
         self._n_before = 0
 
     def __repr__(self) -> str:
@@ -148,7 +149,7 @@ class KeptSession:
         self._expect_idle("begin")
         if self.request is not None and self._cache.tree.is_cleared(self.request.root):
             self.release()  # its data is of before the clear, which no request may hit any more
-        n_before = self.key.n_tokens
+        n_before, n_first = self.key.n_tokens, self._n_before
         if self.request is not None:
             self.key.extend(tokens)
             self._sessions.idle.remove(self)
@@ -159,7 +160,9 @@ class KeptSession:
             except BaseException:
                 self.key.truncate(n_before)
                 raise
-        self._n_before, self._runs = n_before, True
+        goes_on = self._retracted and self.key.n_tokens == n_before
+        self._n_before, self._runs = n_first if goes_on else n_before, True
+        self._retracted = False
         return self.request
 
     def next_chunk(self, limit: int | None = None) -> int:
@@ -188,9 +191,15 @@ class KeptSession:
         """End the turn: share its data, and keep its request within the bound.
 
         Raises:
-            LeaseError: no turn runs, or its request is not admitted.
+            LeaseError: no turn runs, its request is not admitted, or more tokens are computed than
+                the sequence has: the next turn's tokens would get their data.
         """
         request = self._expect_turn("end")
+        if request.computed > self.key.n_tokens:
+            raise LeaseError(
+                f"end: {request.computed} tokens are computed, the sequence has "
+                f"{self.key.n_tokens}; extend its key by the others first"
+            )
         self._cache.checkpoint(request)
         self._runs = False
         self._sessions.keep(self)
@@ -206,10 +215,10 @@ class KeptSession:
             self._cache.retract(request)
         else:
             self._cache.abort(request)
-        self.request, self._runs = None, False
+        self.request, self._runs, self._retracted = None, False, True
 
     def abort(self) -> None:
-        """Drop the turn, and with it all tokens since its `begin`.
+        """Drop the turn, and with it all tokens since its `begin`; the first, if it was retracted.
 
         Raises:
             LeaseError: no turn runs.
@@ -237,6 +246,7 @@ class KeptSession:
         if self.request is not None and n_tokens < max(self.request.computed, self.request.prompt):
             self.release()
         self.key.truncate(n_tokens)
+        self._retracted = False
 
     def release(self) -> None:
         """End the kept request: its data stays in the tree, its tail does not. None: nothing.
