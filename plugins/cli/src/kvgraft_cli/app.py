@@ -159,7 +159,7 @@ def _said(error: click.ClickException) -> str:
         near = near or list(error.possibilities or ())[:1]  # most similar first
         if near:
             return f"no such option {error.option_name}; did you mean {' or '.join(near)}?"
-    return error.format_message()
+    return error.format_message().replace("a valid integer range", "a whole number")
 
 
 def main() -> None:
