@@ -235,7 +235,7 @@ def test_a_session_says_in_one_line_why_a_call_is_wrong() -> None:
         for call in (session.end, session.retract, session.abort, session.next_chunk):
             with pytest.raises(LeaseError, match="no turn of the session runs; begin one"):
                 call()
-        with pytest.raises(ConfigError, match="rewind: n_tokens=3, the sequence has 2; give fewer"):
+        with pytest.raises(ConfigError, match="rewind: n_tokens=3; give at most the sequence's 2"):
             session.rewind(3)
         with pytest.raises(ConfigError):
             session.begin([4], reserve=-1)
@@ -248,6 +248,45 @@ def test_a_session_says_in_one_line_why_a_call_is_wrong() -> None:
         assert session.key.n_tokens == 2
         with pytest.raises(LeaseError, match="begin: the session is closed; open another"):
             session.begin([3])
+
+
+@pytest.mark.parametrize("ends", ["finish", "abort"])
+def test_a_session_outlives_its_request_that_was_ended_by_the_cache(ends: str) -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=256) as cache:
+        sessions, (session, other) = open_sessions_on(cache, 256, 2)
+        getattr(cache, ends)(session.request)  # while it is idle
+        assert run_turn(sessions, session, [6]) == 20
+        getattr(cache, ends)(session.request)  # while its turn runs
+        with pytest.raises(LeaseError, match="end: the cache's finish or abort ended the turn"):
+            session.end()
+        with pytest.raises(LeaseError, match="no turn of the session runs; begin one"):
+            session.abort()
+        assert run_turn(sessions, session, [7]) == 20
+        session.end()
+        getattr(cache, ends)(session.request)
+        assert sessions.idle == [other, session]
+        assert sessions.give_way()
+        assert sessions.give_way()
+        assert not sessions.idle
+        run_turn(sessions, session, [8])
+        getattr(cache, ends)(session.request)
+        session.close()
+        assert not cache.requests
+        cache.check_integrity()
+
+
+def test_only_a_cache_and_its_sessions_are_taken() -> None:
+    with Cache.open(["full"], page_size=4, device_tokens=256) as cache:
+        sessions, (session,) = open_sessions_on(cache, 256, 1)
+        for given in ("x", session):
+            with pytest.raises(ConfigError, match="keep: end a session's turn"):
+                sessions.keep(given)  # type: ignore[arg-type]
+        assert sessions.idle == [session]
+        with pytest.raises(ConfigError, match=r"KeptSessions: .* is no Cache"):
+            KeptSessions("x", limit_tokens=1)  # type: ignore[arg-type]
+        session.close()
+    with pytest.raises(LeaseError, match="closed"):
+        KeptSessions(cache, limit_tokens=1)
 
 
 def test_a_turn_that_goes_on_takes_the_room_of_idle_sessions() -> None:

@@ -549,8 +549,13 @@ def test_bounds_that_are_none_are_refused() -> None:
     end = Wires().end("a")
     with Cache.open(["full"], page_size=PAGE, device_tokens=160) as cache:
         for name in ("timeout_s", "hold_s", "max_offers", "max_arrivals"):
-            with pytest.raises(ConfigError, match=name):
-                HandOver(cache, end, model="m", weights="1", **{name: 0})  # type: ignore[arg-type]
+            for value in (0, "a"):
+                with pytest.raises(ConfigError, match=name):
+                    HandOver(cache, end, model="m", weights="1", **{name: value})  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="is no transport"):
+            HandOver(cache, "tcp", model="m", weights="1")  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="is no Cache"):
+            HandOver(None, end, model="m", weights="1")  # type: ignore[arg-type]
 
 
 def test_an_offer_is_small_and_reads_back() -> None:

@@ -18,6 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from kvgraft import Cache, ConfigError, Request, TokenKey, TransferError
+from kvgraft.refusals import of_type
+from kvgraft.sizes import expect_count
 from kvgraft_nixl.arrival import Arrival
 from kvgraft_nixl.memory import CacheMemory, fingerprint
 from kvgraft_nixl.messages import Ask, Digests, Offer, Pull, Release, Sources, Withdrawn, decode
@@ -48,7 +50,7 @@ class HandOver:
         clock: monotonic, in seconds.
 
     Raises:
-        ConfigError: a cache that cannot be read by address, or a bound that is none.
+        ConfigError: a cache that cannot be read by address, no transport, or a bound that is none.
         TransferError: the transport cannot register the pools.
     """
 
@@ -67,12 +69,16 @@ class HandOver:
         max_arrivals: int = 64,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        if not isinstance(cache, Cache):
+            raise ConfigError(f"hand-over: {of_type(cache)} is no Cache")
+        if not hasattr(transport, "register"):
+            raise ConfigError(f"hand-over: {of_type(transport)} is no transport; see NixlTransport")
         for name, value in (("timeout_s", timeout_s), ("hold_s", hold_s)):
-            if not 0 < value < float("inf"):
-                raise ConfigError(f"hand-over: {name}={value}; give seconds above 0")
+            if not isinstance(value, int | float) or not 0 < value < float("inf"):
+                raise ConfigError(f"hand-over: {name}={value!r}; give seconds above 0")
         for name, count in (("max_offers", max_offers), ("max_arrivals", max_arrivals)):
-            if count < 1:
-                raise ConfigError(f"hand-over: {name}={count}; give at least 1")
+            if not expect_count(f"hand-over: {name}", count):
+                raise ConfigError(f"hand-over: {name}=0; give at least 1")
         self._cache = cache
         self._transport = transport
         memory = CacheMemory(cache)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.errors import ConfigError, LeaseError
+from kvgraft.refusals import of_type
 from kvgraft.requests.request import Request, Stage, expect_key
 from kvgraft.sizes import expect_count
 from kvgraft.tree.keys import TokenKey, Tokens
@@ -43,10 +44,15 @@ class KeptSessions:
         released: idle sessions that gave way, for the bound or for room.
 
     Raises:
-        ConfigError: a limit that is no number of 0 or more.
+        ConfigError: no cache, a closed one, or a limit that is no number of 0 or more.
     """
 
     def __init__(self, cache: Cache, *, limit_tokens: int, limit_sessions: int = 64) -> None:
+        from kvgraft import Cache as AnyCache
+
+        if not isinstance(cache, AnyCache):
+            raise ConfigError(f"KeptSessions: {of_type(cache)} is no Cache")
+        cache.expect_open()
         self.cache = cache
         self.limit_tokens = expect_count("KeptSessions: limit_tokens", limit_tokens)
         self.limit_sessions = expect_count("KeptSessions: limit_sessions", limit_sessions)
@@ -89,7 +95,12 @@ class KeptSessions:
         return given
 
     def keep(self, session: KeptSession) -> None:
-        """A session is idle from now on; the longest idle ones are released above the bound."""
+        """A session is idle from now on; the longest idle ones are released above the bound.
+
+        `KeptSession.end` calls it. Raises `ConfigError` for something else or an idle session.
+        """
+        if not isinstance(session, KeptSession) or session in self.idle:
+            raise ConfigError("KeptSessions: keep: end a session's turn, which keeps it")
         self.idle.append(session)
         while len(self.idle) > self.limit_sessions or self.idle_tokens > self.limit_tokens:
             self.give_way()
@@ -143,11 +154,13 @@ class KeptSession:
 
         Raises:
             LeaseError: a turn runs, or the session is closed.
-            ConfigError: tokens that a key refuses, no token at all, or other arguments that
-                `Cache.begin` refuses; the sequence is as before.
+            ConfigError: tokens that a key refuses, no token at all, or values that `Cache.begin`
+                refuses; the sequence is as before.
         """
         self._expect_idle("begin")
-        if self.request is not None and self._cache.tree.is_cleared(self.request.root):
+        if self.request is not None and (
+            self.request.stage is Stage.CLOSED or self._cache.tree.is_cleared(self.request.root)
+        ):
             self.release()  # its data is of before the clear, which no request may hit any more
         n_before, n_first = self.key.n_tokens, self._n_before
         if self.request is not None:
@@ -241,7 +254,7 @@ class KeptSession:
         n_tokens = expect_count("rewind: n_tokens", n_tokens)
         if n_tokens > self.key.n_tokens:
             raise ConfigError(
-                f"rewind: n_tokens={n_tokens}, the sequence has {self.key.n_tokens}; give fewer"
+                f"rewind: n_tokens={n_tokens}; give at most the sequence's {self.key.n_tokens}"
             )
         if self.request is not None and n_tokens < max(self.request.computed, self.request.prompt):
             self.release()
@@ -258,11 +271,14 @@ class KeptSession:
         request, self.request = self.request, None
         if request is not None:
             self._sessions.idle.remove(self)
-            self._cache.finish(request, hint="turn-ended")
+            if request.stage is not Stage.CLOSED:  # the engine ended it
+                self._cache.finish(request, hint="turn-ended")
 
     def close(self) -> None:
         """Release it; it begins no turn any more. A turn that runs is dropped."""
-        if self._runs:
+        if self.request is not None and self.request.stage is Stage.CLOSED and self._runs:
+            self.request, self._runs = None, False
+        elif self._runs:
             self.abort()
         elif not self.closed:
             self.release()
@@ -277,4 +293,10 @@ class KeptSession:
     def _expect_turn(self, call: str) -> Request:
         if not self._runs or self.request is None:
             raise LeaseError(f"{call}: no turn of the session runs; begin one")
+        if self.request.stage is Stage.CLOSED:
+            self.request, self._runs = None, False
+            raise LeaseError(
+                f"{call}: the cache's finish or abort ended the turn's request, and the turn with "
+                "it; end turns by the session's calls, and begin the next one"
+            )
         return self.request
