@@ -73,12 +73,12 @@ class HandOver:
             raise ConfigError(f"hand-over: {of_type(cache)} is no Cache")
         if not hasattr(transport, "register"):
             raise ConfigError(f"hand-over: {of_type(transport)} is no transport; see NixlTransport")
-        for name, value in (("timeout_s", timeout_s), ("hold_s", hold_s)):
+        seconds: dict[str, object] = {"timeout_s": timeout_s, "hold_s": hold_s}
+        for name, value in seconds.items():
             if not isinstance(value, int | float) or not 0 < value < float("inf"):
                 raise ConfigError(f"hand-over: {name}={value!r}; give seconds above 0")
         for name, count in (("max_offers", max_offers), ("max_arrivals", max_arrivals)):
-            if not expect_count(f"hand-over: {name}", count):
-                raise ConfigError(f"hand-over: {name}=0; give at least 1")
+            expect_count(f"hand-over: {name}", count, least=1)
         self._cache = cache
         self._transport = transport
         memory = CacheMemory(cache)

@@ -99,7 +99,8 @@ class KeptSessions:
 
         `KeptSession.end` calls it. Raises `ConfigError` for something else or an idle session.
         """
-        if not isinstance(session, KeptSession) or session in self.idle:
+        given: object = session
+        if not isinstance(given, KeptSession) or given in self.idle:
             raise ConfigError("KeptSessions: keep: end a session's turn, which keeps it")
         self.idle.append(session)
         while len(self.idle) > self.limit_sessions or self.idle_tokens > self.limit_tokens:
