@@ -153,8 +153,8 @@ def test_the_extra_all_brings_whatever_needs_nothing_else_installed(
         return found
 
     of_engines = {"kvgraft-vllm", "kvgraft-sglang", "kvgraft-transformers"}
-    of_servers = {"kvgraft-s3", "kvgraft-valkey", "kvgraft-mooncake"}
-    assert brought("all") == wheels.keys() - {"kvgraft"} - of_engines - of_servers
+    of_libraries = {"kvgraft-s3", "kvgraft-valkey", "kvgraft-mooncake", "kvgraft-nixl"}
+    assert brought("all") == wheels.keys() - {"kvgraft"} - of_engines - of_libraries
 
 
 def test_a_wheel_built_from_its_sdist_is_the_one_built_from_the_tree(
