@@ -115,7 +115,7 @@ def serve(connection: Connection, components: str, settings: Any, bounds: Any) -
 
 
 class Calls:
-    """What a peer can be asked."""
+    """The calls that a peer answers."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

@@ -16,17 +16,15 @@ the longest idle first, to requests that are short of room. Releasing one loses 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kvgraft import Cache
 from kvgraft.admission.decision import Decision, Outcome
 from kvgraft.errors import ConfigError, LeaseError
 from kvgraft.refusals import of_type
 from kvgraft.requests.request import Request, Stage, expect_key
 from kvgraft.sizes import expect_count
 from kvgraft.tree.keys import TokenKey, Tokens
-
-if TYPE_CHECKING:
-    from kvgraft import Cache
 
 __all__ = ["KeptSession", "KeptSessions"]
 
@@ -48,10 +46,9 @@ class KeptSessions:
     """
 
     def __init__(self, cache: Cache, *, limit_tokens: int, limit_sessions: int = 64) -> None:
-        from kvgraft import Cache as AnyCache
-
-        if not isinstance(cache, AnyCache):
-            raise ConfigError(f"KeptSessions: {of_type(cache)} is no Cache")
+        given: object = cache
+        if not isinstance(given, Cache):
+            raise ConfigError(f"KeptSessions: {of_type(given)} is no Cache")
         cache.expect_open()
         self.cache = cache
         self.limit_tokens = expect_count("KeptSessions: limit_tokens", limit_tokens)
