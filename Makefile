@@ -28,6 +28,9 @@ SLOW   := tests/architecture/test_optional_parts.py tests/tree/test_collector.py
 STEPS  ?= 1000000
 DIST   ?= dist
 
+# what `make test-services` runs
+STORES ?= plugins/valkey plugins/mooncake
+
 # outside the clone, since an engine takes gigabytes; named after Python and all that is installed,
 # since files of another clone are neither older nor newer
 ENGINES ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvgraft/engines
@@ -87,11 +90,11 @@ rule: setup ## run the tests that name a rule of the contract: make rule T9
 	  $$(grep -rlw --include='*.py' $(RULE) tests plugins/*/tests | sed -E '/test_[^/]*$$/!s|/[^/]*$$||' | sort -u)
 
 test-services: setup ## run the stores' tests again, on the servers and libraries of this machine
-	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS) plugins/valkey plugins/mooncake
+	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS) $(STORES)
 
-test-nixl: setup ## run the hand-over's tests over NIXL, which it installs where it can be had
+test-nixl: setup ## run the hand-over's tests that need NIXL, which it installs where it can be had
 	-$(PIP) install -q --no-deps 'nixl-cu12>=1.5,<2'
-	$(PY) -m pytest -m 'not long' $(PYTEST_ARGS) plugins/nixl
+	$(PY) -m pytest -m 'not long' plugins/nixl/tests/test_nixl.py
 
 test-newest: ## run the tests on the newest version of every dependency, in an environment of its own
 test-oldest: ## run the tests on the oldest version of every dependency that is allowed, likewise

@@ -57,6 +57,7 @@ def pytest_collection_modifyitems(
     from kvgraft.compiled import is_compiled
     from kvgraft_testing.machine.constants import constants_of_modules_left_out
 
+    _leave_most_to_long(items)
     # Hypothesis would read the source of every module, seconds, for constants no example has
     with constants_of_modules_left_out():
         yield
@@ -78,6 +79,19 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+
+
+def _leave_most_to_long(items: list[pytest.Item]) -> None:
+    """Of a test's parameters, all but each n-th are long where it is marked `one_in(n)`."""
+    n_seen: Counter[str] = Counter()
+    for item in items:
+        mark = item.get_closest_marker("one_in")
+        if mark is None:
+            continue
+        test = item.nodeid.partition("[")[0]
+        if n_seen[test] % mark.args[0]:
+            item.add_marker(pytest.mark.long)
+        n_seen[test] += 1
 
 
 def _keep_those_of(rule: str | None, config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 
 import pytest
@@ -15,7 +16,12 @@ import kvgraft
 from .sources import CORE, PLUGINS, Module, modules
 from .test_imports import OPEN_TO_PLUGINS
 
-ALL = modules(CORE, *PLUGINS)
+
+@cache
+def everything() -> list[Module]:
+    """The modules of all distributions, which only the process that runs these tests reads."""
+    return modules(CORE, *PLUGINS)
+
 
 NEEDS = {
     "kvgraft_vllm.kv_events": "vllm",
@@ -30,13 +36,15 @@ NEEDS = {
 }
 """Modules that only an engine imports, or that an optional dependency brings."""
 
-IMPORTABLE = [
-    module
-    for module in ALL
-    if find_spec(module.name.partition(".")[0]) is not None
-    and find_spec(NEEDS.get(module.name, "kvgraft")) is not None
-]
-"""All but those of packages that need a newer Python, or something that is not installed."""
+
+def importable() -> list[Module]:
+    """All but those of packages that need a newer Python, or something that is not installed."""
+    return [
+        module
+        for module in everything()
+        if find_spec(module.name.partition(".")[0]) is not None
+        and find_spec(NEEDS.get(module.name, "kvgraft")) is not None
+    ]
 
 
 def is_inside_the_core(module: Module) -> bool:
@@ -61,7 +69,7 @@ def wrongly_listed(module: Module) -> str | None:
 
 
 def test_a_module_offers_every_name_in_its_all() -> None:
-    found = {module.name: wrongly_listed(module) for module in IMPORTABLE}
+    found = {module.name: wrongly_listed(module) for module in importable()}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 
 
@@ -86,7 +94,7 @@ def test_names_that_need_torch_come_with_the_others() -> None:
 
 
 def test_a_module_says_why_it_exists() -> None:
-    assert [module.name for module in ALL if not ast.get_docstring(module.tree)] == []
+    assert [module.name for module in everything() if not ast.get_docstring(module.tree)] == []
 
 
 def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -101,7 +109,7 @@ def docstrings(tree: ast.AST) -> Iterator[tuple[int, str]]:
 def test_a_docstring_begins_with_its_subject_or_a_verb() -> None:
     found = [
         f"{module.path}:{line}"
-        for module in ALL
+        for module in everything()
         for line, text in docstrings(module.tree)
         if re.match(r"\s*(What|Whatever|Who|Whoever|Whose|That which)\b", text)
     ]
@@ -128,6 +136,6 @@ def private_reads(module: Module) -> Iterator[str]:
 
 
 def test_the_guard_reads_no_private_field() -> None:
-    guard = [module for module in ALL if module.name.startswith("kvgraft_guard")]
+    guard = [module for module in everything() if module.name.startswith("kvgraft_guard")]
     assert guard
     assert [read for module in guard for read in private_reads(module)] == []

@@ -136,6 +136,7 @@ def drawn_from(values: Sequence[int]) -> Draw:
     return lambda n: next(left, 0) % n
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_defect_in_the_order_is_named_with_its_rule(
     name: str, monkeypatch: pytest.MonkeyPatch

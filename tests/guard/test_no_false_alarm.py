@@ -134,6 +134,7 @@ def test_misuse_is_refused_as_without_a_guard() -> None:
     scene.close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("workload", "mode"),
     [
@@ -471,6 +472,7 @@ def test_legal_calls_in_any_order_on_caches_of_any_settings_raise_no_alarm(seeds
         Busy(seed).run(120)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("strain", STRAINS)
 @pytest.mark.parametrize(
     "seeds",

@@ -33,6 +33,7 @@ DRIVEN = (
 """Components that nothing but the state machine's transfers told from correct ones."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_core_that_was_not_told_from_the_correct_one_is_found(name: str) -> None:
     problem = wrongly_killed(find_in_core(CORES_HELD_OUT[name]), CORES_HELD_OUT[name].rules)

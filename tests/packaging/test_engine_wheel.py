@@ -18,6 +18,7 @@ COMPONENTS = ("kvgraft-full", "kvgraft-swa", "kvgraft-mamba", "kvgraft-hisparse"
 SERVING = with_needs("kvgraft-cli", "kvgraft-transformers")
 
 
+@pytest.mark.long
 def test_serve_comes_and_goes_with_its_distribution(
     environment: Callable[..., Environment],
 ) -> None:

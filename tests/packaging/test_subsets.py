@@ -152,6 +152,7 @@ def test_each_step_of_the_walk_changes_one_distribution_and_all_are_changed() ->
     assert all(len(one ^ other) == 1 for one, other in itertools.pairwise(sets))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "names",
     [pytest.param(names, marks=() if names in QUICK else pytest.mark.long) for names in SUBSETS],

@@ -136,6 +136,7 @@ def test_the_core_alone_says_that_no_component_is_installed(environment: Environ
         assert (refused.returncode, refused.stderr) == (2, stderr)
 
 
+@pytest.mark.long
 def test_a_part_that_is_not_installed_is_named_with_the_way_to_get_it(
     environment: Environments,
 ) -> None:
@@ -229,6 +230,7 @@ def test_all_components_together_replay_from_their_wheels(environment: Environme
     assert (together.directory / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "store",
     [pytest.param(name, marks=() if name == "valkey" else pytest.mark.long) for name in STORES],

@@ -245,6 +245,7 @@ class Looping(ListOrder):
         return found
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("order", "rule"),
     [

@@ -196,6 +196,7 @@ def test_a_decision_of_one_rank_alone_is_found_with_both_sides_numbers(pair: Ran
         assert each["after"] == "RanksDivergedError"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.rule("D2")
 @pytest.mark.parametrize(
     ("how", "says"), [("SIGKILL", "has ended"), ("SIGSTOP", "does not answer")]
@@ -216,6 +217,7 @@ def test_a_rank_that_dies_or_hangs_is_an_error_on_the_others_in_time(how: str, s
             assert each["after"] == "RanksError"
 
 
+@pytest.mark.long
 @pytest.mark.rule("D1", "D2")
 def test_four_ranks_decide_alike() -> None:
     with Ranks(4) as ranks:

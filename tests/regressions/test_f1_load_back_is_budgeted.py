@@ -121,6 +121,7 @@ class ForgettingTheLoadBack(Budget):
             part.demand = part.demand._replace(now=part.demand.now - part.host_slots)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("name", "component"), CASES + STATES)
 def test_an_admitted_request_has_room_for_its_load_back_and_its_prefill(
     name: str, component: str

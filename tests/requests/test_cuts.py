@@ -62,6 +62,7 @@ def test_nothing_is_cut_for_windows() -> None:
         assert serve(cache, prompt) == (960, [1000])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("cut_tokens", [0, 1, 64, 128, 200, 500])
 @pytest.mark.parametrize("length", [65, 300, 1000, 1023, 1024, 1025, 2000])
 @pytest.mark.parametrize("chunk", [None, 256])

@@ -164,6 +164,7 @@ class Conversations:
         self.cache.check_integrity()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 @pytest.mark.parametrize("setup", one_of_each_kind())
 def test_turns_append_rewind_and_end_as_a_model_of_tokens_says(

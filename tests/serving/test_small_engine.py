@@ -34,6 +34,7 @@ class FailingCopies(CpuTransferEngine):
         return ticket
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("pools", ["as it is", "tight", "failing copies"])
 def test_every_answer_is_right(
     main: Callable[..., int], capsys: pytest.CaptureFixture[str], pools: str

@@ -151,6 +151,7 @@ def test_the_next_turn_finds_it_with_pages_of_any_size(name: str, page_size: int
     compare(name, page_size, range(9))
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page_size", [4, 16, 64])
 @pytest.mark.parametrize("name", SETS)
 def test_the_next_turn_finds_it_behind_an_answer_beyond_its_reservation(
@@ -190,6 +191,7 @@ def test_a_node_that_is_split_behind_a_window_is_unpinned_at_the_next_page(split
         assert start == 10
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_guard_allows_drafts_while_others_split_the_prefix_behind_a_window(seed: int) -> None:
     draw = random.Random(seed)
@@ -228,6 +230,7 @@ def boundaries(cache: Cache, key: TokenKey) -> list[int]:
     return found
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("name", ["full + swa", "full + mamba", "swa"])
 def test_every_boundary_that_is_left_is_one_without_drafts(name: str, page_size: int) -> None:
@@ -249,6 +252,7 @@ def test_every_boundary_that_is_left_is_one_without_drafts(name: str, page_size:
         assert found == [found[0]] * len(found)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", SETS)
 def test_a_request_that_fits_without_drafts_fits_with_them(name: str, page_size: int) -> None:

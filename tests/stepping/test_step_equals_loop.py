@@ -68,6 +68,7 @@ MORE = 4
 """Examples of a component set, where others have one: each is of one of the settings."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("components", SETS)
 @settings(max_examples=MORE * settings().max_examples)
 @given(
@@ -90,6 +91,7 @@ def _fits(components: str, setting: dict[str, Any]) -> bool:
     return components != "hisparse" or "host_tokens" in setting
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("page_size", [1, 12, 16, 64])
 @pytest.mark.parametrize("components", ["full + swa", "full + swa + mamba"])
 def test_long_decodes_leave_the_same_behind(components: str, page_size: int) -> None:

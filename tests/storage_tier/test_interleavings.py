@@ -145,6 +145,7 @@ def _stocked(name: str) -> Shelf:
     return stocked(SETUPS[name], *families, chunk=4)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("setup", one_of_each_kind())
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(

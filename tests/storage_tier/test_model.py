@@ -108,6 +108,7 @@ def run(server: Server, key: TokenKey, prefetch: Prefetch | None = None) -> None
     server.cache.check_integrity()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 @pytest.mark.parametrize("setup", one_of_each_kind())
 @settings(max_examples=2 * settings().max_examples)

@@ -66,6 +66,7 @@ def run(server: Server, prefetch: Prefetch) -> int:
     return tokens
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("write", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 @pytest.mark.parametrize("setup", one_of_each_kind())
 def test_prompts_that_are_asked_for_at_once_come_mostly_from_the_store(

@@ -178,6 +178,7 @@ DEFECTS: list[tuple[Callable[[Patch], None], str]] = [
 ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.plain_build
 @pytest.mark.parametrize(
     ("defect", "rules"),

@@ -94,6 +94,7 @@ def test_an_installed_component_that_behaves_only_where_it_sees_the_suite_breaks
     assert "Demand(now=0, later=0, private=()) in a process without it" in result.evidence
 
 
+@pytest.mark.long
 def test_an_installed_component_that_depends_on_hashes_of_texts_breaks_d1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,6 +127,7 @@ def budget_contribution(component, query):
 """It keeps the options of the cache that is built first, for all caches."""
 
 
+@pytest.mark.long
 def test_a_component_with_the_options_of_the_first_cache_for_all_breaks_d1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

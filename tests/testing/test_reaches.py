@@ -214,6 +214,7 @@ def test_a_term_that_contradicts_its_definition_breaks_a_rule(case: str) -> None
 SOUND = [Strided(6, 2), BlockSparse(4, 2), BlockSparse(5, 1), ChunkedLocal(6), Leading(3)]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("term", SOUND, ids=str)
 @pytest.mark.parametrize("clause", ["pages", "back", "ends", "contains", "width"])
 def test_sound_terms_pass(term: Term, clause: str) -> None:
@@ -348,6 +349,7 @@ def short_once_it_slides(component: Component, query: LockQuery) -> list[Span]:
     return [Span(first + bool(first), query.boundary)] if query.boundary else []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("given", [{}, {"window": 4096}])
 def test_a_reach_that_is_long_by_default_ends_within_the_state_machines_sequences(
     given: dict[str, Any],

@@ -379,6 +379,7 @@ def _unpacked(one: int, two: int, three: int, four: int, five: int, six: int, se
     """Takes seven values."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("how", READS_BY_PLACE)
 def test_a_hook_that_reads_its_query_by_place_breaks_p3(how: str) -> None:
     plugin = load_plugin("mutant", paged(hooks=READS_BY_PLACE[how]).implementation("mutant"))

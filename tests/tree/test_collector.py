@@ -44,6 +44,7 @@ def serve(cache: Cache, n_conversations: int) -> None:
             cache.poll()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("policy", ["lru", "density"])
 @pytest.mark.parametrize("names", [("full",), ("full", "swa"), ("full", "swa", "mamba")])
 @pytest.mark.parametrize("host_tokens", [0, 20_000])

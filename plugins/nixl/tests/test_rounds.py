@@ -156,6 +156,7 @@ class Fleet:
             side.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("components", [*SETS])
 @pytest.mark.rule("D5")
 def test_random_rounds_lose_nothing_and_leak_nothing(components: str) -> None:

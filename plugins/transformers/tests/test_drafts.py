@@ -163,6 +163,7 @@ class Until:
         return not self.left
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["llama", "bamba"])
 def test_an_answer_that_ends_with_a_page_leaves_that_page_whatever_its_last_pass_rejected(
     family: str, tiny: Any, tokens: Tokens
@@ -302,6 +303,7 @@ def test_prompt_lookup_finds_an_answer_that_repeats_itself(
     assert drafted.engine.totals.passes < plain.engine.totals.passes / 2
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", ["llama", "bamba", "gemma3_text"])
 def test_where_slots_are_short_requests_do_without_drafts_and_make_room(
     family: str, tiny: Any, tokens: Tokens
@@ -385,6 +387,7 @@ def requests_of(tokens: Tokens, n: int = 3) -> list[GenerationRequest]:
     ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_draft_model_that_is_the_model_itself_is_always_right(
     family: str, tiny: Any, tokens: Tokens
@@ -408,6 +411,7 @@ def test_a_draft_model_that_is_the_model_itself_is_always_right(
     cache.check_integrity()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_and_hits_are_those_without_a_draft_model_that_is_often_wrong(
     family: str, tiny: Any, tokens: Tokens

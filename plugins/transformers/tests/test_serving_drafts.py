@@ -26,6 +26,7 @@ def answer(server: Any) -> str:
     return str(reply.json()["choices"][0]["text"])
 
 
+@pytest.mark.long
 def test_a_server_answers_with_a_draft_model_as_without(checkpoint: Path, tmp_path: Path) -> None:
     with Server(checkpoint, log=tmp_path / "plain") as plain:
         expected = answer(plain)

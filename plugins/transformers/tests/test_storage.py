@@ -68,6 +68,7 @@ def damage_payloads(directory: Path) -> int:
     return n_damaged
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_a_cold_memory_resumes_from_stored_data_with_the_same_bits(
     case: Any,

@@ -76,6 +76,7 @@ def test_a_decoded_token_reads_nothing_of_the_pools(
     assert torch.equal(untouched, gathered)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 def test_sessions_that_change_batches_say_the_same_with_and_without_copies(
     family: str, tiny: Any, open_memory: Any, run: Any, tokens: Callable[..., list[int]]

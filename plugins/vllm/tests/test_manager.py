@@ -205,6 +205,7 @@ def moving(sizes: Sizes, seed: int) -> Engine:
     return engine
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("sizes", [WINDOWS, STATES, QWEN], ids=["windows", "states", "qwen"])
 def test_no_position_is_wrong_while_the_boundary_moves(put: Put, sizes: Sizes, depth: int) -> None:

@@ -34,13 +34,8 @@ def copy_of_fs(
         tier.close()
 
 
-@pytest.mark.parametrize(
-    "fault",
-    [
-        pytest.param(fault, marks=[] if number % 5 == 1 else pytest.mark.long)
-        for number, fault in enumerate(FAULTS)
-    ],
-)
+@pytest.mark.one_in(20)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_each_token_is_in_its_own_slot_and_no_page_is_lost(
     assert total["ended"] + total["aborted"] == 24 * len(seeds)
 
 
+@pytest.mark.one_in(2)
 @needs_sglang
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_guard_is_silent_with_any_policy(scenes: Lives, kind: str) -> None:
@@ -61,6 +62,7 @@ def test_the_guard_is_silent_with_any_policy(scenes: Lives, kind: str) -> None:
         assert sum(each["hits"] for each in scenes.ask({**given, "tree": tree}))
 
 
+@pytest.mark.one_in(2)
 @needs_sglang
 @pytest.mark.parametrize("kind", ["full", "tokens"])
 def test_hits_equal_those_of_sglang_where_nothing_is_evicted(scenes: Lives, kind: str) -> None:
@@ -72,6 +74,7 @@ def test_hits_equal_those_of_sglang_where_nothing_is_evicted(scenes: Lives, kind
     assert hits["lru"] == hits["density"] == hits[None]
 
 
+@pytest.mark.one_in(2)
 @needs_sglang
 @pytest.mark.parametrize("kind", ["windows", "window tokens"])
 def test_models_with_windows_hit_at_least_as_much_as_in_sglang(scenes: Lives, kind: str) -> None:
