@@ -216,6 +216,7 @@ def test_the_bound_releases_the_longest_idle_first() -> None:
         sessions, (first, second, third) = open_sessions_on(cache, 50, 3)
         assert sessions.idle == [second, third]
         assert sessions.released == 1
+        assert repr(sessions) == ("<KeptSessions: 2 of 64 idle, with 42 of 50 tokens; 1 gave way>")
         assert first.request is None
         assert run_turn(sessions, first, [6]) == 20  # the tree has its whole pages
         first.end()

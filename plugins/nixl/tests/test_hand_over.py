@@ -11,7 +11,7 @@ import pytest
 from kvgraft import Cache, ConfigError, LeaseError, TokenKey, TransferError
 from kvgraft_nixl import HandOver, Offer, Stage, receiving
 from kvgraft_nixl.memory import Rows, pieces
-from kvgraft_nixl.messages import Ask, encode
+from kvgraft_nixl.messages import Ask, Pull, decode, encode
 
 from .contents import PAGE, SETS, words
 from .sides import Pair, Side
@@ -562,3 +562,23 @@ def test_an_offer_is_small_and_reads_back() -> None:
     offer = Offer("ab", 64, b"n" * 32, b"f" * 32, b"address")
     assert Offer.read(bytes(offer)) == offer
     assert len(bytes(offer)) < 400
+
+
+@pytest.mark.parametrize("first", [-1, 1 << 63, True])
+def test_a_message_with_a_number_that_no_transport_takes_is_refused_whole(first: int) -> None:
+    assert decode(encode(Pull("ab", (1 << 63) - 1, b"there")))
+    with pytest.raises(TransferError, match=r"a message has wrong fields: .* is no number from 0"):
+        decode(encode(Pull("ab", first, b"there")))
+
+
+def test_a_closed_hand_over_refuses_calls_and_its_polls_do_nothing(pair: Pair) -> None:
+    handed, key = pair.receiver.handed, TokenKey([1, 2])
+    handed.close()
+    handed.poll()
+    for call in (
+        lambda: handed.offer(key),
+        lambda: handed.accept(b"", key),
+        lambda: handed.fetch(b"there", key),
+    ):
+        with pytest.raises(TransferError, match="the hand-over is closed; make another"):
+            call()

@@ -94,9 +94,13 @@ def test_options_of_kv_events_without_an_address_are_one_line(
     assert "loading" not in capsys.readouterr().err
 
 
-def test_an_address_that_cannot_be_used_is_one_line(checkpoint: Any) -> None:
+@pytest.mark.parametrize(
+    "options", [["nowhere"], ["tcp://127.0.0.1:*", "--kv-events-replay", "nowhere"]]
+)
+def test_an_address_that_cannot_be_used_is_one_line_before_a_model_is_loaded(
+    checkpoint: Any, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
     with pytest.raises(ConfigError) as refusal:
-        serve.main(
-            [str(checkpoint), "--port", "0", "--kv-events", "nowhere"], standalone_mode=False
-        )
+        serve.main([str(checkpoint), "--port", "0", "--kv-events", *options], standalone_mode=False)
     assert str(refusal.value).startswith("KV events: cannot listen on 'nowhere'")
+    assert "loading" not in capsys.readouterr().err

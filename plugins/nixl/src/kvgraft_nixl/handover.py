@@ -141,7 +141,9 @@ class HandOver:
         Raises:
             LeaseError: a request that is not admitted, or whose key was cut.
             ConfigError: a namespace that has no name in other processes.
+            TransferError: the hand-over is closed.
         """
+        self._expect_open("offer")
         if isinstance(given, Request):
             self._cache.checkpoint(given)
             given = given.key
@@ -169,7 +171,9 @@ class HandOver:
 
         Raises:
             ConfigError: arguments that `Cache.begin` refuses.
+            TransferError: the hand-over is closed.
         """
+        self._expect_open("accept")
         return self._receiving.accept(bytes(offer), key, arguments)
 
     def fetch(self, address: bytes, key: TokenKey, **arguments: Any) -> Arrival:
@@ -180,7 +184,9 @@ class HandOver:
 
         Raises:
             ConfigError: a key that cannot be asked for.
+            TransferError: the hand-over is closed.
         """
+        self._expect_open("fetch")
         return self._receiving.fetch(address, key, arguments)
 
     def give_up(self, arrival: Arrival) -> None:
@@ -190,7 +196,12 @@ class HandOver:
     # -- both
 
     def poll(self) -> None:
-        """Take in messages, go on with all arrivals, and release offers that are over."""
+        """Take in messages, go on with all arrivals, and release offers that are over.
+
+        After `close` it does nothing.
+        """
+        if self._closed:
+            return
         for message in self._transport.received():
             try:
                 self._hear(decode(message.payload))
@@ -211,6 +222,10 @@ class HandOver:
         self._receiving.close()
 
     # -- inside
+
+    def _expect_open(self, call: str) -> None:
+        if self._closed:
+            raise TransferError(f"{call}: the hand-over is closed; make another")
 
     def _hear(self, message: Any) -> None:
         if isinstance(message, Ask):

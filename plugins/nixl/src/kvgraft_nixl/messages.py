@@ -38,6 +38,8 @@ __all__ = [
 
 MAGIC = b"kvgraft hand-over 1\n"
 SEAL_NBYTES = 8
+MOST = 1 << 63
+"""Above all numbers: transports take addresses and lengths as words of 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -237,8 +239,8 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r:.40} is no number, 0 or more")
+    if type(value) is not int or not 0 <= value < MOST:
+        raise ValueError(f"{value!r:.40} is no number from 0 to {MOST - 1}")
     return value
 
 

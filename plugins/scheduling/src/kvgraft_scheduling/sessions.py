@@ -56,6 +56,12 @@ class KeptSessions:
         self.idle: list[KeptSession] = []
         self.released = 0
 
+    def __repr__(self) -> str:
+        return (
+            f"<KeptSessions: {len(self.idle)} of {self.limit_sessions} idle, with "
+            f"{self.idle_tokens} of {self.limit_tokens} tokens; {self.released} gave way>"
+        )
+
     @property
     def idle_tokens(self) -> int:
         """Tokens that idle sessions hold on DEVICE."""

@@ -11,7 +11,7 @@ Needs the extra `kv-events`: pyzmq and msgspec.
 
 from __future__ import annotations
 
-from kvgraft_observe.kv_events.publisher import KvEventPublisher
+from kvgraft_observe.kv_events.publisher import KvEventPublisher, expect_addresses
 from kvgraft_observe.kv_events.translating import Names, Report, names_of
 
-__all__ = ["KvEventPublisher", "Names", "Report", "names_of"]
+__all__ = ["KvEventPublisher", "Names", "Report", "expect_addresses", "names_of"]

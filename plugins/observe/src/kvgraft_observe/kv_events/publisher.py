@@ -29,7 +29,7 @@ from kvgraft_observe.kv_events.translating import (
 )
 from kvgraft_observe.kv_events.wire import END, AllBlocksCleared, Batch
 
-__all__ = ["KvEventPublisher"]
+__all__ = ["KvEventPublisher", "expect_addresses"]
 
 logger = logging.getLogger("kvgraft")
 
@@ -282,6 +282,18 @@ def _batches(events: Iterator[WireEvent]) -> Iterator[list[WireEvent]]:
         batch.append(event)
     if batch:
         yield batch
+
+
+def expect_addresses(*addresses: str) -> None:
+    """Listen on addresses for a moment, before much is done for a publisher that is to use them.
+
+    Raises:
+        ConfigError: one cannot be listened on.
+    """
+    with zmq.Context() as context:
+        for address in addresses:
+            with context.socket(zmq.PUB) as opened:
+                _open(opened, address, None)
 
 
 def _open(opened: zmq.Socket[bytes], bind: str | None, connect: str | None) -> str:

@@ -342,7 +342,8 @@ def _take_kv_events(options: dict[str, Any]) -> dict[str, Any] | None:
     """Take the publisher's options out of those given; None without a publisher.
 
     Raises:
-        ConfigError: its other options without its address.
+        ConfigError: its other options without its address, no package for it, or an address that
+            cannot be listened on.
     """
     bind = options.pop("kv_events")
     named = ("kv_events_replay", "kv_events_topic", "kv_events_report")
@@ -352,6 +353,14 @@ def _take_kv_events(options: dict[str, Any]) -> dict[str, Any] | None:
             option = next(iter(given)).replace("_", "-")
             raise ConfigError(f"--{option} without --kv-events; give --kv-events tcp://*:5557")
         return None
+    try:
+        from kvgraft_observe.kv_events import expect_addresses
+    except ImportError as error:
+        raise ConfigError(
+            f"--kv-events needs pyzmq and msgspec, and there is no {error.name}; in a clone of "
+            "kvgraft, pip install './plugins/observe[kv-events]'"
+        ) from error
+    expect_addresses(bind, *([given["kv_events_replay"]] if "kv_events_replay" in given else []))
     return {"bind": bind, **{name.removeprefix("kv_events_"): given[name] for name in given}}
 
 
@@ -361,17 +370,12 @@ def _publish_events(
     """Publish the events of an engine's cache; returns the function that ends it.
 
     Raises:
-        ConfigError: no package for it, or an address that cannot be used.
+        ConfigError: an address that cannot be used, such as one that another took meanwhile.
     """
     if publishing is None:
         return ()
-    try:
-        from kvgraft_observe.kv_events import KvEventPublisher
-    except ImportError as error:
-        raise ConfigError(
-            f"--kv-events needs pyzmq and msgspec, and there is no {error.name}; in a clone of "
-            "kvgraft, pip install './plugins/observe[kv-events]'"
-        ) from error
+    from kvgraft_observe.kv_events import KvEventPublisher
+
     publisher = KvEventPublisher(engine.memory.cache, **publishing)
     click.echo(f"KV events: {publisher.endpoint}", err=True)
     return (publisher.close,)
