@@ -1,6 +1,6 @@
 """`make demo`: conversations with real architectures, in pools that are far too small.
 
-Ten conversations of five turns over two shared system prompts talk to tiny models with random
+Ten conversations of four turns over two shared system prompts talk to tiny models with random
 weights. Everything has to happen: prefixes go to the host and come back, windows and states are
 evicted on their own, requests wait and make room for one another, and data used twice is stored.
 Then a second process, which begins cold, is asked the last questions again. Every answer is

@@ -39,7 +39,7 @@ __all__ = [
     "talk_again",
 ]
 
-CONVERSATIONS, TURNS, ANSWER = 10, 5, 24
+CONVERSATIONS, TURNS, ANSWER = 10, 4, 24
 PAGE, CHUNK = 16, 64
 LIMITS = EngineSettings(chunk_tokens=CHUNK, step_tokens=192, max_running=8, reserve_tokens=1)
 

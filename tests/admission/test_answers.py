@@ -76,6 +76,7 @@ WINDOWED = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", WINDOWED)
 @pytest.mark.parametrize("page_size", [1, 4])
 def test_a_chunk_shrinks_only_when_the_full_one_could_never_fit(name: str, page_size: int) -> None:

@@ -116,6 +116,7 @@ def test_a_busy_cache_and_an_empty_one_refuse_the_same_requests_for_ever(
         assert any(each.needed > each.capacity for each in final.shortages)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", ["swa", "full+swa", "sinks", "full+chunked", "swa+ssm"])
 @pytest.mark.parametrize("n_windows", [2, 3])
 @pytest.mark.parametrize("start", ["new", "resumed"])

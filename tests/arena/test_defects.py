@@ -129,7 +129,7 @@ def test_without_a_defect_nothing_is_wrong(scene: object) -> None:
     scene()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.plain_build
 @pytest.mark.parametrize("name", BUDGET_DEFECTS)
 def test_a_defect_shows(name: str) -> None:

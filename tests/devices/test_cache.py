@@ -104,6 +104,7 @@ def test_every_access_is_in_order_and_every_byte_right(seed: int) -> None:
     played(seed, 300).close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("names", SETS, ids="+".join)
 def test_the_guard_finds_nothing_on_the_device(names: Sequence[str]) -> None:
     draw = random.Random(len(names))
@@ -136,7 +137,7 @@ def drawn_from(values: Sequence[int]) -> Draw:
     return lambda n: next(left, 0) % n
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_defect_in_the_order_is_named_with_its_rule(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -147,6 +148,7 @@ def test_a_defect_in_the_order_is_named_with_its_rule(
     assert pair.rule in MUTANTS[name].rules, pair
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", LEGAL)
 def test_an_odd_order_that_is_legal_is_not_named(
     name: str, monkeypatch: pytest.MonkeyPatch

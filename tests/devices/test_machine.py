@@ -47,6 +47,7 @@ def test_the_state_machine_finds_nothing_out_of_order_in_company(name: str) -> N
     assert found.violation is None, found.steps
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SOON)
 def test_the_state_machine_shrinks_a_defect_to_few_calls(
     name: str, monkeypatch: pytest.MonkeyPatch

@@ -46,6 +46,7 @@ RAISED = (
 )
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_the_guard_names_the_rule_that(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rule, component, play = DEFECTS[name]
@@ -55,7 +56,7 @@ def test_the_guard_names_the_rule_that(name: str, monkeypatch: pytest.MonkeyPatc
     assert re.search(r"\d", caught.value.evidence), "evidence is numbers"
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("name", DEFECTS)
 def test_without_the_defect_the_guard_is_silent_about(name: str) -> None:
     DEFECTS[name].play(Unpatched())

@@ -67,6 +67,7 @@ def crowd(name: str, seed: int, mode: GuardMode, **settings: Any) -> Crowd:
     return crowd
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "seed", [pytest.param(seed, marks=pytest.mark.long if seed else ()) for seed in SEEDS]
 )
@@ -164,6 +165,7 @@ def test_a_replay_is_the_same_with_a_guard(
     assert results[0] == results[1]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", ["write-through", "write-back", "write-through-selective"])
 def test_a_guard_is_silent_about_pools_without_payload(policy: str) -> None:
     settings = ReplaySettings(
@@ -472,7 +474,7 @@ def test_legal_calls_in_any_order_on_caches_of_any_settings_raise_no_alarm(seeds
         Busy(seed).run(120)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("strain", STRAINS)
 @pytest.mark.parametrize(
     "seeds",

@@ -43,6 +43,7 @@ def decode_with_drafts(name: str, seed: int, n_rounds: int) -> Decoded:
     return Decoded(harness.bench.counts["drafts"], harness.bench.n_calls)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["full+swa+mamba", "broad+local+lean", "mamba+chunked"])
 def test_passes_with_drafts_agree_with_the_model(name: str) -> None:
     assert sum(decode_with_drafts(name, seed, 3).drafts for seed in range(2)) > 0
@@ -71,6 +72,7 @@ def test_a_check_of_components_decodes_with_drafts_whatever_its_examples_draw() 
     assert found.counts["drafts"] > 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.plain_build
 @pytest.mark.parametrize("ending", ["an_abort", "a_restart", "an_end"])
 def test_slots_of_rejected_drafts_that_are_lost_where_a_request_ends_are_found(

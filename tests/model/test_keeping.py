@@ -27,6 +27,7 @@ from kvgraft_testing.policies import check_policy
 from .setups import SETUPS
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "keeping"),
     [("full", BY_NAMESPACE), ("full+swa+mamba", BY_NAMESPACE), ("full+swa", BY_PRIORITY)],

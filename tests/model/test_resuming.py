@@ -78,6 +78,7 @@ def test_windows_pushed_out_by_a_long_prompt_are_found(monkeypatch: pytest.Monke
         windows_outlive_a_long_prompt()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["full+swa", "broad+near+far", "swa"])
 @pytest.mark.parametrize("page_size", [1, 2])
 @pytest.mark.parametrize("output", [0, 1, 20])

@@ -18,7 +18,7 @@ from kvgraft_testing.machine import Drive, drive
 from .setups import SETUPS
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SETUPS)
 def test_the_cache_agrees_with_the_model_after_every_call(
     name: str, fuzz_steps: int, record_property: Callable[[str, object], None]

@@ -33,7 +33,7 @@ DRIVEN = (
 """Components that nothing but the state machine's transfers told from correct ones."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_core_that_was_not_told_from_the_correct_one_is_found(name: str) -> None:
     problem = wrongly_killed(find_in_core(CORES_HELD_OUT[name]), CORES_HELD_OUT[name].rules)
@@ -52,6 +52,7 @@ def test_another_core_with_one_line_changed_is_found_unless_it_is_known_to_survi
         assert problem is None, problem
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "mutant",
     [mutant for mutant in COMPONENTS_HELD_OUT if mutant.name in DRIVEN],

@@ -49,7 +49,7 @@ FIRST = {mutant.rules[0]: mutant.name for mutant in reversed(MUTANTS)}
 """By rule, the first component that breaks it: every run looks at these."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize(
     "mutant",
     [
@@ -63,7 +63,7 @@ def test_a_component_with_a_defect_is_found_under_its_rule(mutant: ComponentMuta
     assert problem is None, problem
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_core_with_a_defect_that_shows_at_once_is_found(name: str) -> None:
     problem = wrongly_killed(find_in_core(CORES[name]), CORES[name].rules)

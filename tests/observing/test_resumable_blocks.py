@@ -71,7 +71,7 @@ def resumable(cache: Cache, prompts: list[list[int]]) -> dict[Tier, set[int]]:
     return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("policy", list(WritePolicy), ids=lambda policy: policy.value)
 @pytest.mark.parametrize("setup", one_of_each_kind())
 def test_a_router_knows_how_far_each_prompt_would_resume(setup: Setup, policy: WritePolicy) -> None:

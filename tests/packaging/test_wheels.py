@@ -120,6 +120,7 @@ def test_a_component_alone_with_the_core_is_found_replays_and_is_removed_cleanly
     assert f"component {component!r} is not installed; installed: none" in refused.stderr
 
 
+@pytest.mark.long
 def test_the_core_alone_says_that_no_component_is_installed(environment: Environments) -> None:
     core = environment("kvgraft", "kvgraft-cli")
     assert (

@@ -245,7 +245,7 @@ class Looping(ListOrder):
         return found
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     ("order", "rule"),
     [

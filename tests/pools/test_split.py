@@ -95,6 +95,7 @@ def test_states_alone_are_sized_in_bytes() -> None:
     cache.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "components",
     [

@@ -224,6 +224,7 @@ def test_four_ranks_decide_alike() -> None:
         expect_equal(ranks.run({"components": HYBRID, "seed": 6, "n_calls": N_CALLS, "store": "x"}))
 
 
+@pytest.mark.long
 @pytest.mark.rule("D1")
 def test_a_replay_on_two_ranks_hits_the_same_tokens_as_on_one(tmp_path: Path) -> None:
     replay = (

@@ -140,6 +140,7 @@ def test_with_the_bug_an_admitted_request_runs_out_of_memory(name: str, componen
 NARROW = [case for case in CASES + STATES if case[0].startswith("full+") and case[1] != "full"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("name", "component"), NARROW)
 def test_a_window_or_state_comes_from_host_while_the_base_is_on_the_device(
     name: str, component: str

@@ -114,6 +114,7 @@ def comes_whole(
     assert prefetch_with_host_short(setup, put_bug_in, guard=guard) == LONGEST * PAGE
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("setup", CASES, ids=IDS)
 def test_a_prefetch_that_does_not_fit_shrinks_to_a_boundary_that_all_components_accept(
     setup: Setup,
@@ -121,6 +122,7 @@ def test_a_prefetch_that_does_not_fit_shrinks_to_a_boundary_that_all_components_
     comes_whole(setup)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("setup", CASES, ids=IDS)
 def test_below_the_threshold_it_gives_up_without_a_trace(setup: Setup) -> None:
     """Where a running request keeps HOST it may wait for that first; it does not end here."""
@@ -169,6 +171,7 @@ def shrink_to_what_no_state_ends(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetch, "_plan", shrunk)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("setup", CASES, ids=IDS)
 @pytest.mark.parametrize("bug", [give_up_whole, shrink_to_what_no_state_ends])
 def test_with_the_bug_less_comes_or_nothing(
@@ -178,6 +181,7 @@ def test_with_the_bug_less_comes_or_nothing(
         comes_whole(setup, lambda: bug(monkeypatch), GuardMode.OFF)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("setup", CASES, ids=IDS)
 def test_the_guard_names_boundaries_that_cannot_be_resumed_from(
     setup: Setup, monkeypatch: pytest.MonkeyPatch

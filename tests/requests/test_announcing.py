@@ -223,6 +223,7 @@ def test_closed_cache_and_no_key_are_refused() -> None:
         cache.announce(TokenKey(prompt(0)))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("components", [("full",), ("full", "swa", "mamba")])
 @pytest.mark.parametrize("write", WRITE)

@@ -188,6 +188,7 @@ def counts_in(value: object) -> Iterator[float]:
             yield from counts_in(each)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", SETTINGS)
 @settings(max_examples=2 * settings().max_examples)
 @given(program=st.lists(calls, min_size=10, max_size=40))

@@ -567,6 +567,7 @@ def test_with_storage_it_is_true() -> None:
         assert cache.storage
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("guard", ["off", "on"])
 @pytest.mark.parametrize("given", [None, 5, "request", TokenKey([1])], ids=repr)
 @pytest.mark.parametrize(

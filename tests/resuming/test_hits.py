@@ -116,7 +116,7 @@ def serve(cache: Cache, turn: Turn, chunk: int | None, *, checkpoint: bool) -> i
     return request.anchor_tokens
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("calls", ["finish", "checkpoints"])
 @pytest.mark.parametrize("chunk", [None, 192])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
@@ -143,6 +143,7 @@ def test_windows_resume_wherever_full_attention_does(
     cache.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("chunk", [None, 192])
 @pytest.mark.parametrize("page_size", [1, 16, 64])
 @pytest.mark.parametrize("name", STATES)

@@ -64,6 +64,7 @@ def reported(cache: Cache, random: Random, n_steps: int) -> list[tuple[int, int]
     return found
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("write_policy", [None, "write-back", "write-through"])
 @pytest.mark.parametrize("name", SMALL)
 @settings(max_examples=4)

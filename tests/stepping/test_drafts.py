@@ -135,6 +135,7 @@ def compare(name: str, page_size: int, seeds: range, reserve: int | None = None)
         assert all(with_drafts <= n + interval for with_drafts, n in zip(drafted, plain))
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("page_size", [4, 16])
 @pytest.mark.parametrize("name", SETS)
 def test_the_next_turn_finds_behind_drafts_what_it_finds_without_up_to_an_interval(
@@ -151,7 +152,7 @@ def test_the_next_turn_finds_it_with_pages_of_any_size(name: str, page_size: int
     compare(name, page_size, range(9))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("page_size", [4, 16, 64])
 @pytest.mark.parametrize("name", SETS)
 def test_the_next_turn_finds_it_behind_an_answer_beyond_its_reservation(
@@ -191,7 +192,7 @@ def test_a_node_that_is_split_behind_a_window_is_unpinned_at_the_next_page(split
         assert start == 10
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("seed", range(12))
 def test_the_guard_allows_drafts_while_others_split_the_prefix_behind_a_window(seed: int) -> None:
     draw = random.Random(seed)
@@ -230,7 +231,7 @@ def boundaries(cache: Cache, key: TokenKey) -> list[int]:
     return found
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("name", ["full + swa", "full + mamba", "swa"])
 def test_every_boundary_that_is_left_is_one_without_drafts(name: str, page_size: int) -> None:
@@ -252,7 +253,7 @@ def test_every_boundary_that_is_left_is_one_without_drafts(name: str, page_size:
         assert found == [found[0]] * len(found)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("page_size", [1, 16])
 @pytest.mark.parametrize("name", SETS)
 def test_a_request_that_fits_without_drafts_fits_with_them(name: str, page_size: int) -> None:
@@ -306,6 +307,7 @@ def test_slots_for_drafts_are_promised_up_to_the_end_of_the_reservation(name: st
             cache.check_integrity()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("n_drafts", [0, 5])
 @pytest.mark.parametrize("name", SETS)
 def test_finish_reports_what_a_next_request_finds_where_room_is_short(

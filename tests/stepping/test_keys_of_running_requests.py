@@ -235,6 +235,7 @@ def test_a_wrong_fork_changes_nothing() -> None:
 # -- drafts in the key
 
 
+@pytest.mark.one_in(3)
 @BOTH
 @pytest.mark.parametrize("where", ["step", "one by one"])
 @pytest.mark.parametrize("wrong", ["all", "some", "none"])

@@ -68,7 +68,7 @@ MORE = 4
 """Examples of a component set, where others have one: each is of one of the settings."""
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("components", SETS)
 @settings(max_examples=MORE * settings().max_examples)
 @given(

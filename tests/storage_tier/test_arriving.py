@@ -95,7 +95,7 @@ def anchor(cache: Cache, limit: int) -> int:
     return matching.match(cache.tree, TokenKey(PROMPT), limit).anchor
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("policy", [WritePolicy.WRITE_THROUGH, WritePolicy.WRITE_BACK])
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
 @pytest.mark.rule("S1")

@@ -246,7 +246,7 @@ def foreign(path: Path, chance: random.Random) -> None:
     path.with_name(f"{1 << 20:016x}.kvseg").write_bytes(path.read_bytes())
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("damage", [bits, cut_off, swapped, headless, foreign])
 @pytest.mark.parametrize(("openings", "rounds"), [(1, 6), (4, 1)])
 def test_damage_while_a_cache_serves_and_between_is_a_miss(

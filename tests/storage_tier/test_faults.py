@@ -213,6 +213,7 @@ def test_a_wall_clock_that_jumps_changes_nothing(monkeypatch: pytest.MonkeyPatch
 STEPS = ("begin", "begin", "begin", "queue", "queue", "evict", "cancel", "poll")
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("setup", one_of_each_kind())
 @examples(max_examples=12)
 @given(

@@ -21,7 +21,7 @@ def prefetched(cache: Cache, tokens: list[int]) -> int:
     return prefetch.tokens
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("n_prefetches", [6, pytest.param(30, marks=pytest.mark.long)])
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
 def test_prefixes_that_share_pages_come_whole_one_after_the_other(

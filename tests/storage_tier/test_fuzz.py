@@ -254,6 +254,7 @@ def edited(path: Path, where: tuple[int, ...], value: Value) -> None:
 FIRST_NODE = (2, 0, 1, 0)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("where", "value", "said"),
     [

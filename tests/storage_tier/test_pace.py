@@ -190,6 +190,7 @@ def test_pages_that_came_too_late_for_begin_are_inserted_later(setup: Setup) -> 
         cache.abort(request)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("small_pieces")
 @pytest.mark.parametrize("n_polls", range(0, 60, 3))
 def test_a_prefetch_that_is_cancelled_between_two_steps_holds_nothing(n_polls: int) -> None:

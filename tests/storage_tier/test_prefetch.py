@@ -179,7 +179,7 @@ def test_a_request_that_begins_leaves_the_fetch_to_those_that_wait() -> None:
         assert drained(server.cache, twin).gained_tokens == 2 * PAGES
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("lost", range(PAGES))
 def test_a_missing_page_shortens_it_to_a_boundary_that_all_components_accept(lost: int) -> None:
     """The store says it has the page; other pages asked for are of use, or freed once (S4)."""

@@ -41,6 +41,7 @@ def served(setup: Setup, path: Path, prompts: Sequence[list[int]] = PROMPTS) -> 
     return shelf
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("setup", SETUPS.values(), ids=SETUPS)
 def test_after_a_warm_restart_the_first_request_hits(setup: Setup, tmp_path: Path) -> None:
     shelf = served(setup, tmp_path / "index")

@@ -231,6 +231,7 @@ def test_a_prefetch_that_no_room_can_come_for_ends_at_once() -> None:
     cache.close()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("end", ["cancel", "begin", "detach", "clear", "close"])
 @pytest.mark.parametrize("stepping", [False, True])
 def test_one_that_waits_for_room_ends_with_its_request_store_or_cache(

@@ -202,6 +202,7 @@ def outside(component: Component, query: TransferQuery) -> list[PlaneCopy]:
     ]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "package", [only(8), moving(no_single), moving(outside)], ids=["first 8", "not one", "outside"]
 )

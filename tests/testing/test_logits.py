@@ -80,6 +80,7 @@ def check(*names: str, sees: Sees | None = None, **settings: Any) -> LogitsRepor
     return check_restored_logits(SmallModel(layers), components, tolerance=1e-9, **settings)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("names", [["full"], ["swa"], ["full", "swa", "mamba"]])
 def test_right_components_agree_with_the_model_at_every_boundary(names: list[str]) -> None:
     report = check(*names, n_tokens=5 * PAGE)

@@ -30,6 +30,7 @@ def checker_that_found(rule: str) -> Checker:
     return checker
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "rule",
     ["M8", "A7", *(pytest.param(each, marks=pytest.mark.long) for each in ("I7", "A11"))],

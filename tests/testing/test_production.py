@@ -51,6 +51,7 @@ WATCHED: dict[str, Callable[[], bool]] = {
 """How a component may notice that it is tested."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("sign", WATCHED)
 def test_a_component_that_behaves_only_where_it_sees_the_suite_breaks_d1(
     monkeypatch: pytest.MonkeyPatch, sign: str
@@ -290,6 +291,7 @@ QUICK = (_replace_registry, _stub_expect, _stub_search)
 """One of each kind: a table, a function's code, and a name in a module."""
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "attack",
     [
@@ -389,6 +391,7 @@ def test_a_test_run_is_neither_silenced_nor_ended_by_a_component(tmp_path: Path,
     assert done.returncode != 0, done.stdout
 
 
+@pytest.mark.long
 def test_a_suite_whose_process_ends_reports_decided_clauses_and_leaves_the_rest_undecided(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

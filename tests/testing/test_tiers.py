@@ -33,6 +33,7 @@ def test_our_store_raises_no_alarm() -> None:
     assert {each.rule for each in results} == set(TIER_RULES)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_store_with_a_defect_is_found(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
@@ -54,6 +55,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("target", REFUSED)
 def test_a_name_that_is_no_tier_is_refused_in_a_line(target: str) -> None:
     with pytest.raises(ConfigError, match="tier ") as refused:
@@ -80,6 +82,7 @@ def test_the_command_prints_a_line_per_clause_and_fails_with_one_that_fails() ->
     )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -71,6 +71,7 @@ def test_eviction_finds_its_victims_copied_and_waits_for_nothing() -> None:
         server.start([*prompt(0), 1, 2])
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MIRRORED)
 def test_data_of_every_component_is_copied_ahead(name: str) -> None:
     with opened(name) as cache:

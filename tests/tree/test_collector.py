@@ -44,7 +44,7 @@ def serve(cache: Cache, n_conversations: int) -> None:
             cache.poll()
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("policy", ["lru", "density"])
 @pytest.mark.parametrize("names", [("full",), ("full", "swa"), ("full", "swa", "mamba")])
 @pytest.mark.parametrize("host_tokens", [0, 20_000])
@@ -106,6 +106,7 @@ def test_the_collector_visits_no_prefix_that_the_policy_remembers() -> None:
         assert (Counter(map(type, gc.get_objects())) - before).total() < 60
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("guard", ["off", "on"])
 @pytest.mark.parametrize("tenants", [{}, {"a": {"namespaces": ["a"], "guarantee": 0.25}}])
 def test_a_cache_dropped_with_copies_in_flight_leaves_no_tree_behind(

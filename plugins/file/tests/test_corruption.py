@@ -157,7 +157,7 @@ def target_of(backend: FileBackend, number: int, other: int) -> Iterator[Target]
         yield Target(one.fileno(), mine.offset, two.fileno(), its.offset, number)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("kind", INJECTIONS, ids=lambda kind: kind.__name__)
 def test_no_wrong_byte_in_300_injections(kind: Injection, tmp_path: Path) -> None:
     inject(tmp_path, kind, 300)

@@ -381,6 +381,7 @@ SMALL = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("work", [EXTEND, DECODE], ids=["extend", "decode"])
 @pytest.mark.parametrize(
     ("pool", "shortage"),
@@ -470,6 +471,7 @@ def pool_sizes(engine: Engine) -> list[int]:
 # --- H8 -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.one_in(2)
 @BOTH
 @pytest.mark.parametrize("how", ["finish", "abort", "retract"])
 def test_every_hot_slot_comes_back_when_a_request_ends(

@@ -44,7 +44,7 @@ def replayed(workload: Workload, users: int, limit: int | None, **cache: Any) ->
     return result
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @every_option
 def test_long_sessions_never_stall_a_cache_that_holds_few(
     name: str, write_policy: WritePolicy, policy: str

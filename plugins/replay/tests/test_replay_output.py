@@ -44,6 +44,7 @@ def test_a_replaced_file_keeps_its_permissions_and_its_links(tmp_path: Path) -> 
     assert (tmp_path / "new.html").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
+@pytest.mark.long
 def test_a_result_that_does_not_fit_on_the_disk_leaves_the_old_one(tmp_path: Path) -> None:
     file = tmp_path / "result.json"
     file.write_text("old")

@@ -119,6 +119,7 @@ def untimed(result: ReplayResult) -> dict[str, Any]:
     return rest
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("components", [FULL, HYBRID, SPARSE], ids=["full", "hybrid", "sparse"])
 def test_a_second_replay_hits_data_that_the_first_one_stored(
     stored: Replay, components: dict[str, dict[str, Any]]
@@ -220,6 +221,7 @@ def test_nothing_is_hit_from_a_cold_store_and_the_reasons_add_up(stored: Replay)
     assert sum(counts(result)["in_vain"].values()) == counts(result)["prefetches"]["in vain"] > 0
 
 
+@pytest.mark.long
 def test_equal_stores_give_equal_results_but_for_the_timings(tmp_path: Path) -> None:
     def twice(directory: str) -> list[dict[str, Any]]:
         (tmp_path / directory).mkdir()
@@ -312,6 +314,7 @@ def damage(directory: Path) -> int:
     return flipped
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", PrefetchPolicy)
 def test_every_prefetch_policy_serves_all_requests(stored: Replay, policy: PrefetchPolicy) -> None:
     stored(chats())

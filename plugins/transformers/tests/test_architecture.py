@@ -36,6 +36,7 @@ COMPONENTS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_each_layer_gets_the_component_of_its_kind(family: str, tiny: Any) -> None:
     components = read_architecture(tiny(family), sparse_on_host=False).components

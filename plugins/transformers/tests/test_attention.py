@@ -34,6 +34,7 @@ def test_the_last_query_stands_at_the_last_key() -> None:
     assert torch.equal(found, expected)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_chunks_behind_a_prefix_answer_the_same_without_masks(
     family: str,

@@ -13,7 +13,7 @@ from kvgraft_transformers import components_of_config, read_architecture
 from kvgraft_transformers.tiny import FAMILIES
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_configuration_has_the_components_of_the_model(
     family: str, tiny: Any, tmp_path: Path

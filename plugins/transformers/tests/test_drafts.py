@@ -108,6 +108,7 @@ def ran(
     return Outcome([each.tokens for each in answered], cached, engine)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "case",
     [
@@ -183,6 +184,7 @@ def test_an_answer_that_ends_with_a_page_leaves_that_page_whatever_its_last_pass
             assert ran(model, [request()], 4, drafter, host_tokens=0)[:2] == plain[:2]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["llama", "bamba"])
 def test_wrong_drafts_cost_a_request_alone_no_pass(family: str, tiny: Any, tokens: Tokens) -> None:
     """Tokens that were verified before a rejected one are computed beside the next one (G4)."""
@@ -199,6 +201,7 @@ def test_wrong_drafts_cost_a_request_alone_no_pass(family: str, tiny: Any, token
     assert n_more <= 4 * n_drafts
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["llama", "bamba"])
 def test_requests_that_accepted_unlike_numbers_of_drafts_share_passes(
     family: str, tiny: Any, tokens: Tokens
@@ -213,6 +216,7 @@ def test_requests_that_accepted_unlike_numbers_of_drafts_share_passes(
     assert drafted.engine.totals.passes < 0.7 * plain.engine.totals.passes
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["llama", "bamba"])
 def test_a_stop_token_among_accepted_drafts_ends_the_answer(
     family: str, tiny: Any, tokens: Tokens
@@ -287,6 +291,7 @@ class Cycle:
         return self.n == 43
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next"])
 def test_prompt_lookup_finds_an_answer_that_repeats_itself(
     family: str, tiny: Any, tokens: Tokens
@@ -439,6 +444,7 @@ class Asked:
         self.drafter.close()
 
 
+@pytest.mark.long
 def test_requests_go_without_drafts_where_the_draft_models_pools_are_too_small(
     tiny: Any, tokens: Tokens
 ) -> None:

@@ -91,7 +91,7 @@ def test_prompts_that_do_not_fit_into_a_step_together_are_not_cut_into_passes_of
     assert engine.totals.passes == 4
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_answers_of_a_crowd_are_those_of_each_alone(
     case: Any, tiny: Any, open_engine: Any, tokens: Callable[..., list[int]]

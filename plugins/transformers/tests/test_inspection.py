@@ -64,6 +64,7 @@ def test_a_prompt_is_explained_before_anybody_computes_it(inside: Inside) -> Non
     assert explain(messages=messages)["anchor"] > 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("body", "status", "message"),
     [

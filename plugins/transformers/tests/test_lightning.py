@@ -70,6 +70,7 @@ def test_a_sessions_cache_passes_for_the_models_own(
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_behind_keys_and_values_the_bits_are_those_of_the_models_own_cache(
     open_memory: Any, tokens: Callable[..., list[int]], to_host: Any, dtype: Any

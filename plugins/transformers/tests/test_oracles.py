@@ -34,7 +34,7 @@ def opened(tiny: Any, open_memory: Any) -> Callable[..., tuple[object, ModelMemo
     return build
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", CASES)
 def test_a_reused_prefix_gives_the_same_bits(
     case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]], poison: Any, to_host: Any
@@ -66,7 +66,7 @@ def test_a_reused_prefix_gives_the_same_bits(
         assert torch.equal(again, expected[BOUNDARY:])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_a_partly_shared_prefix_gives_the_same_bits(
     case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]], poison: Any, to_host: Any
@@ -98,6 +98,7 @@ def distance_behind_a_reused_prefix(model: Any, memory: Any, run: Any, prompt: A
     return float((reused - everything[96:]).abs().max())
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", one_of_each_kind(ATTENTION_LIKE))
 def test_in_double_precision_nothing_differs_from_computing_it_all_at_once(
     case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]
@@ -114,7 +115,7 @@ def test_a_recurrence_differs_from_computing_it_all_at_once_by_rounding(
     assert distance_behind_a_reused_prefix(model, memory, run, tokens(PROMPT)) <= 1e-5
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_one_wrong_page_or_state_shows_in_every_layer(
     case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]
@@ -162,7 +163,7 @@ def _last_slot(memory: ModelMemory, session: Any, component: str, tier: Tier) ->
     return int(table(session.request, component)[-1])
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_greedy_continuations_are_equal(
     case: Any, opened: Any, tokens: Callable[..., list[int]], to_host: Any
@@ -182,6 +183,7 @@ def test_greedy_continuations_are_equal(
     assert answers == [expected] * 3
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", RECURRENT)
 def test_a_new_state_is_not_read(
     case: Any, opened: Any, run: Any, tokens: Callable[..., list[int]]

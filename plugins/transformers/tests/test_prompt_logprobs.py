@@ -60,7 +60,7 @@ def scored(generation: Generation) -> list[PromptToken]:
     return generation.score.tokens
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(9)
 @pytest.mark.parametrize("case", one_of_each_kind())
 def test_prompts_are_scored_without_hits_and_are_hit_afterwards(
     case: str, tiny: Any, tokens: Callable[..., list[int]]

@@ -131,6 +131,7 @@ def test_beams_are_refused(tiny: Any, open_memory: Any, tokens: Callable[..., li
     session.abort()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", ["llama", "minimax"])
 @pytest.mark.parametrize(
     ("call", "reason"),

@@ -136,6 +136,7 @@ def stepped(engine: Engine, until: Callable[[], object]) -> None:
         engine.step()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("family", ["gemma3_text", "qwen3_next", "lfm3"])
 def test_a_cold_engine_answers_from_storage_and_says_so(
     family: str, opened: Any, tokens: Callable[..., list[int]]

@@ -120,6 +120,7 @@ def test_more_keys_than_a_page_of_a_scan_are_all_found(base: str) -> None:
         assert set(fetched(storage, places, 20)) == {MISS}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("base", BASES)
 def test_clients_that_store_remove_and_read_the_same_keys_never_read_wrong_bytes(base: str) -> None:
     url = f"{BASES[base]()}prefix=busy:"

@@ -34,7 +34,7 @@ def copy_of_fs(
         tier.close()
 
 
-@pytest.mark.one_in(20)
+@pytest.mark.one_in(29)
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

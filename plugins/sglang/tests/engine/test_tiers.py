@@ -46,13 +46,11 @@ def test_sglangs_file_backend_fails_what_it_does_not_check() -> None:
     assert clauses(results, Status.NOT_APPLICABLE) == {"O11-drained"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("defect", "clause"),
     [
-        *(
-            pytest.param("Nameless", f"O9-{name}", marks=pytest.mark.long)
-            for name in ("model", "rank", "n-ranks", "stage")
-        ),
+        *(("Nameless", f"O9-{name}") for name in ("model", "rank", "n-ranks", "stage")),
         ("Late", "O1-round-trip"),
     ],
 )
