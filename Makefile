@@ -39,12 +39,14 @@ VLLM_NEEDS   := plugins/vllm/tests/engine/requirements.txt
 FILES_NEEDS  := plugins/vllm/tests/files.txt
 SGLANG_NEEDS := plugins/sglang/tests/engine/requirements.txt
 DYNAMO_NEEDS := plugins/observe/tests/dynamo.txt
+FLEET_NEEDS := plugins/dynamo/tests/dynamo.txt
 TRITON_NEEDS := tests/devices/triton.txt
 named   = $(ENGINES)/$(1)-$(TAG)-$(firstword $(shell cksum <$(2)))
 VLLM   := $(call named,vllm-0.32,$(VLLM_NEEDS))
 VLLM_FILES := $(call named,vllm-0.33-files,$(FILES_NEEDS))
 SGLANG := $(call named,sglang-0.5.23,$(SGLANG_NEEDS))
 DYNAMO := $(call named,dynamo-1.6,$(DYNAMO_NEEDS))
+FLEET  := $(call named,dynamo-1.6-fleet,$(FLEET_NEEDS))
 TRITON := $(call named,triton-3.9,$(TRITON_NEEDS))
 # longest time for which tests wait for an engine's Python files before they are skipped
 FILES_S ?= 60
@@ -56,7 +58,7 @@ $(RULE): ; @:
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files long-engine-files test-services test-nixl test-newest test-oldest test-newest-vllm test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
+.PHONY: help setup demo engine-files test quick rule check long examples fuzz mutants nightly test-engines test-vllm test-sglang test-engine-files long-engine-files test-services test-nixl test-fleet test-newest test-oldest test-newest-vllm test-kernels gpu-acceptance docs bench bench-all dist dist-plain compiled compiled-wheels test-compiled changelog clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "make %-18s %s\n", $$1, $$2}' Makefile
@@ -95,6 +97,8 @@ test-services: setup ## run the stores' tests again, on the servers and librarie
 test-nixl: setup ## run the hand-over's tests that need NIXL, which it installs where it can be had
 	-$(PIP) install -q --no-deps 'nixl-cu12>=1.5,<2'
 	$(PY) -m pytest -m 'not long' plugins/nixl/tests/test_nixl.py
+
+test-fleet: test-fleet-files ## run two workers under NVIDIA Dynamo's router, which it fetches; three minutes
 
 test-newest: ## run the tests on the newest version of every dependency, in an environment of its own
 test-oldest: ## run the tests on the oldest version of every dependency that is allowed, likewise
@@ -185,6 +189,9 @@ test-sglang-files: FILES := $(SGLANG)
 test-sglang-files: TESTS := plugins/sglang/tests/engine
 test-dynamo-files: FILES := $(DYNAMO)
 test-dynamo-files: TESTS := plugins/observe/tests/test_dynamo.py
+test-fleet-files: FILES := $(FLEET)
+test-fleet-files: FILES_S := 300
+test-fleet-files: TESTS := plugins/dynamo/tests
 
 test-newest-vllm: setup ## say what the newest vLLM breaks: its version, signatures, and the tests with its Python files
 	rm -rf build/newest-vllm
@@ -200,8 +207,9 @@ test-newest-vllm: setup ## say what the newest vLLM breaks: its version, signatu
 $(SGLANG)/.ready: NEEDS := $(SGLANG_NEEDS)
 $(VLLM_FILES)/.ready: NEEDS := $(FILES_NEEDS)
 $(DYNAMO)/.ready: NEEDS := $(DYNAMO_NEEDS)
+$(FLEET)/.ready: NEEDS := $(FLEET_NEEDS)
 $(TRITON)/.ready: NEEDS := $(TRITON_NEEDS)
-$(SGLANG)/.ready $(VLLM_FILES)/.ready $(DYNAMO)/.ready $(TRITON)/.ready: | setup
+$(SGLANG)/.ready $(VLLM_FILES)/.ready $(DYNAMO)/.ready $(FLEET)/.ready $(TRITON)/.ready: | setup
 	rm -rf $(@D)
 	$(PIP) install -q --no-deps --no-compile --target $(@D) -r $(NEEDS)
 	find $(@D)/vllm -name '*.so' -delete 2>/dev/null || true

@@ -24,6 +24,7 @@ def everything() -> list[Module]:
 
 
 NEEDS = {
+    "kvgraft_dynamo.worker": "dynamo",
     "kvgraft_vllm.kv_events": "vllm",
     "kvgraft_vllm.manager": "vllm",
     "kvgraft_vllm.tier": "vllm",

@@ -36,6 +36,9 @@ LEFT_OUT = {
     "kvgraft check-tier ": "needs engines and packages of others; tests of both run the suite",
     "kvgraft plan trace.jsonl.gz --model config.json ": "files of the reader's",
     "kvgraft serve MODEL": "a checkpoint of the reader's",
+    "kvgraft dynamo-worker MODEL": "NVIDIA Dynamo, with which plugins/dynamo/tests starts it",
+    "python -m dynamo.frontend ": "NVIDIA Dynamo",
+    "export DYN_FILE_KV=": "NVIDIA Dynamo",
     "curl ": "asks a server; its own tests ask it the same",
     # Python
     'components={"full": {"n_layers": 32,': "170 GB of pools",

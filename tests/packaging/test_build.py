@@ -152,7 +152,7 @@ def test_the_extra_all_brings_whatever_needs_nothing_else_installed(
                 )
         return found
 
-    of_engines = {"kvgraft-vllm", "kvgraft-sglang", "kvgraft-transformers"}
+    of_engines = {"kvgraft-vllm", "kvgraft-sglang", "kvgraft-transformers", "kvgraft-dynamo"}
     of_libraries = {"kvgraft-s3", "kvgraft-valkey", "kvgraft-mooncake", "kvgraft-nixl"}
     assert brought("all") == wheels.keys() - {"kvgraft"} - of_engines - of_libraries
 

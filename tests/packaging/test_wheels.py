@@ -25,6 +25,7 @@ PARTS = (
     "cli",
     "ranks",
     "nixl",
+    "dynamo",
     "testing",
     "guard",
     "storage",

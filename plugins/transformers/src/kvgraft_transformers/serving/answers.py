@@ -184,7 +184,7 @@ class Answers:
                 if new.finish is not None:
                     reason = new.finish
         finally:
-            await tokens.aclose()  # type: ignore[attr-defined]
+            await tokens.aclose()
         rest = text.finish()
         if rest:
             self._pieces.put_nowait(Piece(index, rest, None, tuple(choices)))

@@ -82,6 +82,7 @@ class ServedModel:
         context_tokens: the model's longest sequence.
         room_tokens: the longest sequence that its pools can hold.
         api_key: the key that clients must send; None for no key.
+        kv_events: the address of its published KV events; None where none are.
     """
 
     name: str
@@ -90,6 +91,7 @@ class ServedModel:
     context_tokens: int
     room_tokens: int
     api_key: str | None = None
+    kv_events: str | None = None
 
 
 class _Stream(StreamingResponse):

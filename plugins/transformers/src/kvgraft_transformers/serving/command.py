@@ -35,8 +35,7 @@ from kvgraft_transformers.serving.checkpoint import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from kvgraft_observe.kv_events import KvEventPublisher
     from kvgraft_storage import StorageBackend
     from kvgraft_transformers.engine import Engine
     from kvgraft_transformers.serving.app import ServedModel
@@ -320,11 +319,11 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
             )
         if store is not None:
             engine.memory.cache.storage.attach(store)
-        closes = _publish_events(engine, publishing)
+        publisher = _publish_events(engine, publishing)
         undo.pop_all()
     for line in memory_split(engine.memory):
         click.echo(line, err=True)
-    worker = EngineWorker(engine, closes)
+    worker = EngineWorker(engine, () if publisher is None else (publisher.close,))
     worker.start()
     text_config = weights.config.get_text_config(decoder=True)
     context = getattr(text_config, "max_position_embeddings", None)
@@ -335,6 +334,7 @@ def load_served_model(model: str, options: dict[str, Any], *, local: bool) -> Se
         context_tokens=int(context or engine.memory.room_tokens),
         room_tokens=engine.memory.room_tokens,
         api_key=api_key,
+        kv_events=None if publisher is None else publisher.endpoint,
     )
 
 
@@ -364,21 +364,19 @@ def _take_kv_events(options: dict[str, Any]) -> dict[str, Any] | None:
     return {"bind": bind, **{name.removeprefix("kv_events_"): given[name] for name in given}}
 
 
-def _publish_events(
-    engine: Engine, publishing: dict[str, Any] | None
-) -> tuple[Callable[[], object], ...]:
-    """Publish the events of an engine's cache; returns the function that ends it.
+def _publish_events(engine: Engine, publishing: dict[str, Any] | None) -> KvEventPublisher | None:
+    """Publish the events of an engine's cache, if that is asked for.
 
     Raises:
         ConfigError: an address that cannot be used, such as one that another took meanwhile.
     """
     if publishing is None:
-        return ()
+        return None
     from kvgraft_observe.kv_events import KvEventPublisher
 
     publisher = KvEventPublisher(engine.memory.cache, **publishing)
     click.echo(f"KV events: {publisher.endpoint}", err=True)
-    return (publisher.close,)
+    return publisher
 
 
 def _find_draft_model(draft_model: str, max_drafts: int) -> bool:

@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -128,7 +128,7 @@ class EngineWorker:
         """Whether it can take requests."""
         return self._thread.is_alive() and not self._stopping
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[NewToken]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[NewToken, None]:
         """Yield tokens as they come, until the last.
 
         Closing it earlier ends the request, whose data stays cached; cancelling it aborts the
