@@ -183,7 +183,7 @@ change(
     TWO,
     "A12 A8",
     Account.take,
-    "    self.ledger.promised -= n\n",
+    "    ledger.promised -= n\n",
     "",
 )
 change(

@@ -47,6 +47,7 @@ from kvgraft.stats import CacheStats, ComponentStats, RequestStats, TokenStats
 from kvgraft.transfers import Fence, TransferEngine
 from kvgraft.transfers.engine import expect_fence
 from kvgraft.tree.keys import TokenKey, Tokens
+from kvgraft.tree.ledger import DEVICE
 from kvgraft.types import Direction, Namespaces, Tier
 
 if TYPE_CHECKING:
@@ -191,8 +192,10 @@ class Cache(Serving):
         chunk = prompt if chunk is None else expect_count("begin: chunk", chunk, 1)
         if prompt < 1:
             raise ConfigError(f"request of {prompt} tokens; give at least 1")
-        self._expect_length("begin", prompt)
-        self.expect_open()
+        if self.config.max_tokens is not None:
+            self._expect_length("begin", prompt)
+        if self.closed:
+            self.expect_open()
         if self.tracers is not None:
             self.tracers.notify("beginning", key)
         request = Request(key, prompt, prompt + reserve, chunk, self.mark)
@@ -280,15 +283,17 @@ class Cache(Serving):
         if fence is not None:
             expect_fence(fence)
         hint = request.hint if hint is None else expect_hint("finish", hint)
-        request.expect_namespace()
-        cleared = self.tree.is_cleared(request.root)
+        if request.key.namespace is not request.namespace:
+            request.expect_namespace()
+        cleared = bool(self.tree.cleared) and self.tree.is_cleared(request.root)
         page = 0 if cleared else self.publisher.ending_page(request)
         if priority is not None or ttl_s is not None:
             load_part("lifetimes").ask("finish", request, priority, ttl_s)
         self.accesses.finish(request, hint)
         if self.tree.lifetimes is not None or request.requested_retention is not None:
             self._retain(request)
-        self.journal.set_fence(fence)
+        if fence is not None:
+            self.journal.set_fence(fence)
         n_pages = 0 if cleared else self.publisher.finish(request, page)
         self._end(request)
         if self.tracers is not None:
@@ -396,7 +401,7 @@ class Cache(Serving):
         """
         if type(start) is not int or start < 0:
             start = expect_count("table: start", start)
-        return slot_table(request, self.tree.component(component), Tier.DEVICE, start)
+        return slot_table(request, self.tree.component(component), DEVICE, start)
 
     def host_table(self, request: Request, component: str) -> npt.NDArray[np.int32]:
         """The request's HOST slots of a component at home there, int32 `[n_pages]`."""

@@ -207,7 +207,8 @@ class Serving:
         #   [match again] ─► decide ─┬─ fits ──► admitted, or deferred for pages others compute
         #     ▲                      ├─ short ─► HOST gives way and decide again, or deferred
         #     └── as a miss, once ◄──┴─ never fits
-        self.expect_open()
+        if self.closed:
+            self.expect_open()
         request = self.expect(request, LEASED)
         self.expect_free(request.key, "admit")
         if request.deferred or request.limited is CROWDED or self.tree.is_cleared(request.root):
@@ -239,7 +240,8 @@ class Serving:
             if self.arenas is not None:
                 self.arenas.wish(self.budget.needs(request))
             decision = decision._replace(waits_for=self._waits_for())
-        self._take_back(gave)
+        if gave:
+            self._take_back(gave)
         if self.tracers is not None:
             self.tracers.notify("decided", request, decision)
         return decision
@@ -337,16 +339,18 @@ class Serving:
             request.waits = []
             if not self.tree.homes_on_host:
                 pinning.release_host(self.tree, request.receipt)
-        page = request.computed // self.tree.page_size
+        page, beyond = 0, list[tuple[Ledger, int]]()
         within = pages <= 0 or self.pages.has_promise_left(request.components, pages)
-        page = page if within else self.publisher.points.reached_from(request, page)
-        beyond = [] if within else self.pages.unreserved(request, pages, page)
-        gave: list[Any] = []
-        while beyond is None and self.tree.homes_on_host and self._gives_way(gave):
-            beyond = self.pages.unreserved(request, pages, page)
-        if beyond is None:
-            self._take_back(gave)
-            return False
+        if not within:
+            page = request.computed // self.tree.page_size
+            page = self.publisher.points.reached_from(request, page)
+            found, gave = self.pages.unreserved(request, pages, page), list[Any]()
+            while found is None and self.tree.homes_on_host and self._gives_way(gave):
+                found = self.pages.unreserved(request, pages, page)
+            if found is None:
+                self._take_back(gave)
+                return False
+            beyond = found
         # Reserved before publishing, which pins other requests' data and so takes headroom.
         for ledger, n_slots in beyond:
             ledger.promised += n_slots
@@ -463,7 +467,8 @@ class Serving:
         anchor = lease.receipt.anchor
         try:
             if anchor.parent is not None:
-                self.backups.matched(lease.receipt)
+                if self.backups.enabled:
+                    self.backups.matched(lease.receipt)
                 for each in self.tree.observers:
                     each.matched(anchor)
         except BaseException:
@@ -529,13 +534,16 @@ class Serving:
         self.budget.open(request)
         request.stage, key = ADMITTED, request.key
         self.running[id(key)] = request
-        key.runners = (*[each for each in key.runners if each() is not None], self.mark)
+        others = [each for each in key.runners if each() is not None] if key.runners else ()
+        key.runners = (*others, self.mark)
 
     def _runs_no_more(self, request: Request) -> None:
         """Free the request's key for others."""
         if request.stage is ADMITTED:
             del self.running[id(request.key)]
-            request.key.runners = tuple([o for o in request.key.runners if o is not self.mark])
+            runners = request.key.runners
+            others = [each for each in runners if each is not self.mark] if len(runners) > 1 else ()
+            request.key.runners = tuple(others)
 
     def _defer(self, request: Request) -> Decision | None:
         """Use one deferral to wait for pages that another computes; None if it cannot."""

@@ -30,6 +30,9 @@ class Outcome(enum.Enum):
     """It is too large for a pool; reject it (A8)."""
 
 
+ADMITTED: Final = Outcome.ADMITTED
+
+
 class Shortage(NamedTuple):
     """A pool with too few slots for a request, in the pool's own slots.
 
@@ -119,7 +122,7 @@ class Decision(NamedTuple):
     @property
     def admitted(self) -> bool:
         """Whether the request may run."""
-        return self.outcome is Outcome.ADMITTED
+        return self.outcome is ADMITTED
 
     def __str__(self) -> str:
         parts = [self.outcome.value, *(str(shortage) for shortage in self.shortages)]

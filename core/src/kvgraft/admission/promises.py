@@ -323,8 +323,10 @@ class Budget:
     def next_chunk(self, request: Request, limit: int | None) -> int:
         """Tokens the next prefill step may compute: to a checkpoint, whole pages, as promised."""
         page_size = self.tree.page_size
-        left = max(0, request.prompt - request.computed)
-        tokens = min(left, limit if limit is not None else request.chunk)
+        left = request.prompt - request.computed
+        tokens = request.chunk if limit is None else limit
+        if tokens >= left:
+            tokens = left if left > 0 else 0
         for page in request.checkpoints:
             boundary = page * page_size
             if request.computed < boundary < request.computed + tokens:
@@ -333,6 +335,8 @@ class Budget:
         if tokens < left and (request.computed + tokens) % page_size:
             aligned = (request.computed + tokens) // page_size * page_size - request.computed
             tokens = aligned if aligned > 0 else tokens
+        if tokens <= request.chunk and request.allocated * page_size == request.anchor_tokens:
+            return tokens  # it has no slots yet: its first chunk was promised at admission
         return self.fitting_chunk(request, tokens)
 
     def fitting_chunk(self, request: Request, tokens: int) -> int:

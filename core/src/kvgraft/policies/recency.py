@@ -30,9 +30,7 @@ _untrack.restype = None
 
 def untrack(objects: tuple[object, ...]) -> None:
     """Remove objects from the garbage collector's list; about 0.15 µs each."""
-    for each in objects:
-        if is_tracked(each):
-            _untrack(each)
+    any(map(_untrack, filter(is_tracked, objects)))  # no Python loop: `_untrack` returns None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -53,15 +51,14 @@ class RecencyQueue:
 
     def push(self, stamp: int, node: Any) -> None:
         """Enter a candidate."""
-        firsts = self._firsts
+        firsts, chunk = self._firsts, -1
         if not firsts:
             self._add(0, [stamp], [node])
             return
-        chunk = len(firsts) - 1
-        stamps = self._stamps[chunk]
+        stamps = self._stamps[-1]
         if stamp > stamps[-1]:
             stamps.append(stamp)
-            self._nodes[chunk].append(node)
+            self._nodes[-1].append(node)
         else:
             chunk = max(0, bisect_right(firsts, stamp) - 1)
             while chunk and firsts[chunk] == stamp and node < self._nodes[chunk][0]:
@@ -74,7 +71,7 @@ class RecencyQueue:
             nodes.insert(at, node)
             firsts[chunk] = stamps[0]
         if len(stamps) > MOST_IN_CHUNK:
-            self._cut(chunk)
+            self._cut(chunk % len(firsts))
 
     def pop(self) -> tuple[int, Any] | None:
         """Take the oldest candidate; None if there is none."""
@@ -116,11 +113,11 @@ class RecencyQueue:
     def take_first(self, above: int, until: int) -> tuple[int, Any] | None:
         """Take `first`."""
         chunk, at = self._place(above)
-        entry = self.entry(chunk, at)
-        if entry is None or entry[0] > until:
+        if chunk == len(self._stamps) or (stamp := self._stamps[chunk][at]) > until:
             return None
+        node = self._nodes[chunk][at]
         self._remove(chunk, at)
-        return entry
+        return stamp, node
 
     def entry(self, chunk: int, at: int) -> tuple[int, Any] | None:
         """The candidate at a place of a chunk; None if there is none."""
@@ -145,9 +142,10 @@ class RecencyQueue:
 
     def _place(self, above: int) -> tuple[int, int]:
         """Chunk, and place in it, of the first entry with a stamp above one."""
-        if not self._firsts:
+        firsts = self._firsts
+        if not firsts or above < firsts[0]:
             return 0, 0
-        chunk = max(0, bisect_right(self._firsts, above) - 1)
+        chunk = bisect_right(firsts, above) - 1
         at = bisect_right(self._stamps[chunk], above)
         return (chunk, at) if at < len(self._stamps[chunk]) else (chunk + 1, 0)
 

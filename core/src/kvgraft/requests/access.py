@@ -80,6 +80,8 @@ class AccessTracker:
 
     def _sort(self, request: Request, call: str, its_class: Any) -> None:
         """Use the class that the policy gave for all that the request uses from now on."""
+        if its_class is request.use_class is self.tree.use_class and request.use_retention is None:
+            return  # as before, and the tree knows
         if type(its_class) is not int or not 0 <= its_class < MAX_CLASSES:
             said = f"gives class {its_class!r:.40}; give an int from 0 to {MAX_CLASSES - 1}"
             raise ContractViolation("K1", None, f"policy {self.policy.name!r}: `{call}` {said}")

@@ -97,10 +97,13 @@ class Account:
         """
         if n > self.promised:
             self.extend(n - self.promised)
-        slots = self.ledger.take_private(n)
+        ledger = self.ledger
+        slots = ledger.take_private(n)
         assert slots is not None
-        self.took(n)
-        self.ledger.promised -= n
+        self.held += n
+        self.remaining = self.remaining - n if n < self.remaining else 0
+        self.promised -= n
+        ledger.promised -= n
         return slots
 
     def took(self, n: int) -> None:
@@ -125,8 +128,9 @@ class Account:
         """`n` held slots left the request: to the tree, or free again."""
         rise = self.renewal(n)
         self.held -= n
-        self.promised += rise
-        self.ledger.promised += rise
+        if rise:
+            self.promised += rise
+            self.ledger.promised += rise
 
     def forgo(self, n: int) -> None:
         """Give up `n` promised slots for good; the request will not ask for them again."""

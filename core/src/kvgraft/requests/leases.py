@@ -217,7 +217,7 @@ class Leases:
         self, anchor: Node, host_from: int | None, *, touch: bool = True
     ) -> Receipt | None:
         """Pin a match; None, with nothing pinned or locked, if that would break a promise."""
-        locks = self.lock(anchor.end)
+        locks = self.lock(anchor.end) if self.lockers else None
         if locks is None:
             return pinning.acquire(self.tree, anchor, host_from=host_from, touch=touch)
         if host_from is not None:

@@ -237,8 +237,7 @@ class Publisher:
         backs_up, has_state = self.backups.enabled, bool(request.state_components)
         if self._has_new(request, page) or (request.published and backs_up):
             has_state = has_state and page * self.tree.page_size != request.computed
-            boundary = max(page, request.receipt.anchor.end)
-            locks = self.leases.lock(boundary) if backs_up else None
+            locks = self.leases.lock(max(page, request.receipt.anchor.end)) if backs_up else None
             for part in request.state_components:
                 self.states.offer_states(request, part)
             if backs_up:

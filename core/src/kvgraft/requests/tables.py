@@ -14,6 +14,7 @@ from kvgraft.requests.request import CLOSED, Request, no_request
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.inserting import Run
 from kvgraft.tree.ledger import DEVICE
+from kvgraft.tree.node import Node
 from kvgraft.types import Tier
 
 from_buffer: Final[Any] = np.frombuffer
@@ -26,6 +27,14 @@ NO_SLOT: Final = -1
 def _nothing(n_pages: int, component: TreeComponent) -> bytes:
     """-1 for every slot of `n_pages` pages."""
     return b"\xff" * (n_pages * component.slots_per_page * SLOT_BYTES)
+
+
+def _fill_gaps(parts: list[Any], first: int, node: Node, component: TreeComponent) -> None:
+    """Put -1 for nodes without data; those from `node` upwards are in `parts` from `first` on."""
+    for at in range(first, len(parts)):
+        if parts[at] is None:
+            parts[at] = _nothing(node.end - node.start, component)
+        node = node.parent  # type: ignore[assignment]
 
 
 def _expect_pages(request: object, component: TreeComponent) -> Request:
@@ -69,10 +78,12 @@ def slot_table(
     request = _expect_pages(given, component)
     on_device, index = tier is DEVICE, component.index
     runs = request.components[index].runs
-    parts: list[bytes] = []
+    parts: list[Any] = []
+    append = parts.append
     node = request.receipt.anchor
     page = above = node.end
-    start = min(start, request.allocated)
+    if start:
+        start = min(start, request.allocated)
     first = min(start, above)
     for low, high in reversed(request.receipt.segments[index]):
         if above <= first:
@@ -82,10 +93,16 @@ def slot_table(
         if node.end < above:
             parts.append(_nothing(above - node.end, component))
         low = max(low, first)  # noqa: PLW2901
+        below, n_parts = node, len(parts)
+        if on_device:
+            while node.end > low:
+                append(node.cells[index].device)
+                node = node.parent  # type: ignore[assignment]
         while node.end > low:
-            slots = node.cells[index].device if on_device else node.cells[index].host
-            parts.append(_nothing(node.end - node.start, component) if slots is None else slots)
+            append(node.cells[index].host)
             node = node.parent  # type: ignore[assignment]
+        if None in parts:
+            _fill_gaps(parts, n_parts, below, component)
         above = node.end
     if above > first:
         parts.append(_nothing(above - first, component))
@@ -111,6 +128,13 @@ def slot_table(
     left_out = (start - above) * component.slots_per_page
     if not beside:
         return from_buffer(joined, INT32, -1, left_out * SLOT_BYTES)  # type: ignore[no-any-return]
+    return _with_own(joined, beside, above, component, on_device=on_device)[left_out:]
+
+
+def _with_own(
+    joined: bytes, beside: list[Run], above: int, component: TreeComponent, *, on_device: bool
+) -> npt.NDArray[np.int32]:
+    """A table from page `above` on, with a request's own slots where the tree has others."""
     table = np.frombuffer(bytearray(joined), dtype=np.int32)
     for run in beside:
         slots = run.device if on_device else run.host
@@ -120,7 +144,7 @@ def slot_table(
         own = np.frombuffer(slots, dtype=np.int32)[skipped:]
         table[place + skipped : place + skipped + len(own)] = own
     table.flags.writeable = False
-    return table[left_out:]
+    return table
 
 
 def state_number(slot: bytes | None) -> int:

@@ -77,10 +77,12 @@ class Candidates:
     def use(self, make: Callable[[PoolBooks], Order]) -> None:
         """Let a policy order the candidates; must be called while there are none."""
         self._make = make
+        self._used = [_Line(make(each)) for each in self._pool.parts]
+        self._left = [_Line(RecencyQueue()) for _ in self._used]
         self._lines: list[dict[int, _Line]] = [
-            {LEFT: _Line(RecencyQueue()), 0: _Line(make(each))} for each in self._pool.parts
+            {LEFT: left, 0: used} for left, used in zip(self._left, self._used)
         ]
-        """By tenant and level."""
+        """By tenant and level; the first two levels alone in `_used` and `_left`."""
 
     @property
     def first_order(self) -> Order:
@@ -99,38 +101,53 @@ class Candidates:
         Pins are being changed, so a failing order is reported at the next eviction (I8).
         """
         cell = node.cells[self.index]
-        if cell.queued & self._taken:
+        queued = cell.queued
+        if queued & self._taken:
             return
-        stamp, lifetimes = cell.stamp, self._tree.lifetimes
-        if lifetimes is None:
-            line = self._lines[node.tenant][0 if stamp >= FIRST_USE else LEFT]
+        stamp = cell.stamp
+        if self._tree.lifetimes is None:
+            line = (self._used if stamp >= FIRST_USE else self._left)[node.tenant]
         else:
             line = self._line(node, stamp)
+            self._tree.lifetimes.entered(self, node, stamp)
         try:
             line.order.push(stamp, node)
         except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
             self._refused = self._refused or error
             return
-        cell.queued |= self._place
+        cell.queued = queued | self._place
         line.n += 1
-        if lifetimes is not None:
-            lifetimes.entered(self, node, stamp)
 
     def withdraw(self, node: Node) -> None:
         """Drop a node that is no longer a candidate; nothing happens if it is not entered."""
         cell = node.cells[self.index]
-        if not cell.queued & self._place:
+        queued = cell.queued
+        if not queued & self._place:
             return
-        stamp, lifetimes = cell.stamp, self._tree.lifetimes
-        if lifetimes is None:
-            line = self._lines[node.tenant][0 if stamp >= FIRST_USE else LEFT]
+        stamp = cell.stamp
+        if self._tree.lifetimes is None:
+            line = (self._used if stamp >= FIRST_USE else self._left)[node.tenant]
         else:
             line = self._line(node, stamp)
-            lifetimes.left(self, node, stamp)
-        cell.queued ^= self._place
+            self._tree.lifetimes.left(self, node, stamp)
+        cell.queued = queued ^ self._place
         line.n -= 1
         try:
             line.order.withdraw(stamp, node)
+        except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
+            self._refused = self._refused or error
+
+    def enter_anew(self, node: Node) -> None:
+        """`withdraw` and `push` of an entered candidate: losing it may cost less now."""
+        if self._tree.lifetimes is not None:
+            self.withdraw(node)
+            self.push(node)
+            return
+        stamp = node.cells[self.index].stamp
+        order = (self._used if stamp >= FIRST_USE else self._left)[node.tenant].order
+        try:
+            order.withdraw(stamp, node)
+            order.push(stamp, node)
         except Exception as error:  # noqa: BLE001 - whatever a policy of others raises
             self._refused = self._refused or error
 
@@ -209,8 +226,12 @@ class Candidates:
         giver, lifetimes = self._pool.giver(self._tree.for_tenant, self), self._tree.lifetimes
         if giver is None:
             return None, None
+        if lifetimes is None:
+            if self._left[giver].n and least <= LEFT:
+                return giver, LEFT
+            return giver, 0 if self._used[giver].n else None
         first: int | None = None
-        if lifetimes is not None and least <= EXPIRED and lifetimes.over(self, giver) is not None:
+        if least <= EXPIRED and lifetimes.over(self, giver) is not None:
             first = EXPIRED
         for level, line in self._lines[giver].items():
             if line.n and level >= least and (first is None or level < first):
@@ -401,32 +422,10 @@ class TreeComponent:
     """
 
     __slots__ = (
-        "_tree",
-        "can_copy",
-        "clean",
-        "depends_on",
-        "device",
-        "devices",
-        "doubles",
-        "ends_at_boundary",
-        "home_is_host",
-        "host",
-        "host_floor",
-        "host_level",
-        "hosts",
-        "index",
-        "is_prefix_closed",
-        "is_state",
-        "lists_doubles",
-        "name",
-        "narrower",
-        "per_tenant_order",
-        "reach",
-        "reach_pages",
-        "segment_at",
-        "slots_per_page",
-        "stored_pages",
-        "window_pages",
+        *("_tree", "can_copy", "clean", "depends_on", "device", "devices", "doubles"),
+        *("ends_at_boundary", "home_is_host", "host", "host_floor", "host_level", "hosts", "index"),
+        *("is_prefix_closed", "is_state", "lists_doubles", "name", "narrower", "per_tenant_order"),
+        *("reach", "reach_pages", "segment_at", "slots_per_page", "stored_pages", "window_pages"),
     )
 
     def __init__(

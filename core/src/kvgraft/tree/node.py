@@ -95,21 +95,8 @@ class Node:
     """
 
     __slots__ = (
-        "cells",
-        "children",
-        "end",
-        "hits",
-        "ident",
-        "key",
-        "live_device",
-        "live_host",
-        "names",
-        "operations",
-        "parent",
-        "points",
-        "receipts",
-        "start",
-        "tenant",
+        *("cells", "children", "end", "hits", "ident", "key", "live_device", "live_host", "names"),
+        *("operations", "parent", "points", "receipts", "start", "tenant"),
     )
 
     def __init__(

@@ -159,9 +159,10 @@ def acquire(
             segment = component.segment_at(boundary)
         taken.append(segment)
         moved = 0
+        if not segment:
+            continue
         if component.is_state:
-            if segment:
-                moved = _pin_state(component, anchor, stamp)
+            moved = _pin_state(component, anchor, stamp)
         else:
             for span in segment:
                 moved += _pin_span(tree, component, anchor, span, stamp)
@@ -351,24 +352,27 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
     #   root ── ... ──[low ──────── high)── ... ── anchor     nodes are cut at low and high
     # Each cell in between gets one pin more; slots of cells without pins: evictable -> pinned.
     # Of a component that needs every page, nodes with a pin lie above those without (T6), and so
-    # do nodes with data (T5): the pages between are all that moves.
+    # do nodes with data (T5): the pages between are all that moves, and the lowest node with data
+    # is the only candidate on DEVICE.
     index = component.index
     if component.is_prefix_closed:
-        node = anchor
+        node, lowest, on_host = anchor, _lowest(anchor, index), component.home_is_host
         while (above := node.parent) is not None and not (cell := node.cells[index]).device_pins:
             cell.device_pins = 1
-            if cell.queued:
+            if on_host:
                 component.hold(node)
             node = above
-        moved = max(0, _lowest(anchor, index).end - node.end) * component.slots_per_page
+        moved = lowest.end - node.end
         while (above := node.parent) is not None:
             node.cells[index].device_pins += 1
             node = above
+        if lowest.cells[index].queued:
+            component.hold(lowest)
         if stamp:
             component.restamp(anchor, stamp)
-        return moved
+        return moved * component.slots_per_page if moved > 0 else 0
     low, high = span
-    moved, node = 0, anchor
+    moved, node, queue = 0, anchor, component.device.queue
     while node.start >= high:
         node = node.parent  # type: ignore[assignment]
     if node.end > high:
@@ -382,7 +386,9 @@ def _pin_span(tree: Tree, component: TreeComponent, anchor: Node, span: Span, st
             moved += len(cell.device)
         cell.device_pins = pins + 1
         if cell.queued:
-            component.hold(node)
+            queue.withdraw(node)
+            if cell.queued:
+                component.hold(node)
         if stamp and cell.queued:
             component.restamp(node, stamp)
         elif stamp:

@@ -439,8 +439,7 @@ class Tree:
                 break
             above = above.parent
         if above is not None and above.cells[component.index].queued & ON_DEVICE:
-            component.device.queue.withdraw(above)
-            component.device.queue.push(above)
+            component.device.queue.enter_anew(above)
 
     def touch(self, node: Node, component: TreeComponent) -> None:
         """Data computed on DEVICE again counts as used: it is no longer evict-first, nor old."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import chain, repeat
 from typing import Final
 
 from kvgraft.compiled import mypyc_attr
@@ -84,6 +85,12 @@ class Away:
         self.clock = clock
         self.n = self.number = 0
         untrack((self,))
+
+
+def _reach(away: Away, n: int, number: int) -> None:
+    """So many prefixes had reached bins up to `number` that `Prefixes.age` did not count yet."""
+    for passed in range(away.number + 1, number + 1):
+        away.reached[passed] += n
 
 
 @mypyc_attr(acyclic=True)
@@ -232,7 +239,7 @@ class Prefixes:
         if visit.n_changes != self._n_changes:
             found = self.visit(visit.sums)
             visit.n_seen, visit.trail = found.n_seen, found.trail
-        n_seen, pace, n_reuses = visit.n_seen, visit.pace, self.n_reuses
+        n_seen, pace, n_reused = visit.n_seen, visit.pace, 0
         above = visit.trail
         if above is not None and above.end > n_seen:
             above = visit.trail = self._cut(above, n_seen)
@@ -240,8 +247,19 @@ class Prefixes:
         while above is not None:
             away, end = above.away, above.end
             if away is not None:
+                # So many prefixes were used again, in the bin of their age.
                 above.away = None
-                self._came_back(away, len(above.sums), clock)
+                n = len(above.sums)
+                number = ((clock - away.clock) // self.unit).bit_length()
+                if number >= N_BINS:
+                    number = N_BINS - 1
+                n_reused += n
+                away.reused[number] += n
+                if number > away.number:
+                    _reach(away, n, number)
+                away.n -= n
+                if not away.n:
+                    self._n_away -= 1
             n_uses += 1
             above.number = n_uses
             above.n_seen = n_seen if n_seen < end else end
@@ -249,14 +267,15 @@ class Prefixes:
             above.pace = pace
             above = above.parent
         self._n_uses = n_uses
-        self.n_returns += self.n_reuses > n_reuses
-        if n_seen < len(visit.sums):
-            trail = visit.trail = self._grown(visit.trail, visit.sums, n_seen)
+        if n_reused:
+            self.n_reuses += n_reused
+            self.n_returns += 1
+        sums = visit.sums
+        if n_seen < len(sums):
+            trail = visit.trail = self._grown(visit.trail, sums, n_seen)
             trail.n_seen, trail.clock, trail.pace = n_seen, clock, pace
-        left = MOST_SWEPT + len(visit.sums) - n_seen
-        while left and self._n_prefixes > self.most:
-            left -= 1
-            self._forget_oldest()
+        if self._n_prefixes > self.most:
+            self._forget(MOST_SWEPT + len(sums) - n_seen)
 
     def ended(self, visit: Visit, sums: list[int], its_class: int, clock: int) -> None:
         """The request ends: its prefixes have age 0 and its final class.
@@ -276,9 +295,11 @@ class Prefixes:
                 trail.away = None
             if found.n_seen < len(sums):
                 trail = self._grown(trail, sums, found.n_seen)
-        if its_class not in self.reached:
-            self.reached[its_class], self.reused[its_class] = [0] * N_BINS, [0] * N_BINS
-        away = Away(self.reached[its_class], self.reused[its_class], clock)
+        reached = self.reached.get(its_class)
+        if reached is None:
+            reached = self.reached[its_class] = [0] * N_BINS
+            self.reused[its_class] = [0] * N_BINS
+        away = Away(reached, self.reused[its_class], clock)
         n_uses = self._n_uses
         while trail is not None:
             if trail.away is not None:
@@ -291,8 +312,8 @@ class Prefixes:
         self._n_uses = n_uses
         self._n_away += 1
         self._ageing[0].append(away)
-        away.n = len(sums)
-        away.reached[0] += away.n
+        away.n = n = len(sums)
+        reached[0] += n
 
     def age(self, clock: int) -> bool:
         """Count the bins that unused prefixes have reached; returns whether all were counted.
@@ -378,18 +399,6 @@ class Prefixes:
         for each in sums:
             parts[each >> PART_SHIFT][each] = ident
 
-    def _came_back(self, away: Away, n: int, clock: int) -> None:
-        """So many prefixes were used again, in the bin of their age."""
-        number = bin_of((clock - away.clock) // self.unit)
-        self.n_reuses += n
-        away.reused[number] += n
-        if number > away.number:
-            for passed in range(away.number + 1, number + 1):
-                away.reached[passed] += n
-        away.n -= n
-        if not away.n:
-            self._n_away -= 1
-
     def _was_there(self, away: Away, n: int) -> None:
         """So many prefixes were never away: another request went on using them."""
         for number in range(away.number + 1):
@@ -397,6 +406,12 @@ class Prefixes:
         away.n -= n
         if not away.n:
             self._n_away -= 1
+
+    def _forget(self, most: int) -> None:
+        """Look at so many trails at most for some to forget, while there are too many prefixes."""
+        while most and self._n_prefixes > self.most:
+            most -= 1
+            self._forget_oldest()
 
     def _forget_oldest(self) -> None:
         """Forget the trail that was used longest ago, or enter one where it belongs by now.
@@ -501,17 +516,17 @@ class Rates:
 
 def _score(rates: list[float], first: int, tau: float) -> float:
     unused, reuses, stay, left = 1.0, 0.0, 0.0, tau
-    number = first
-    while left > 0 and unused > 1e-6:
-        width, rate = WIDTHS[number], rates[number]
+    bins = zip(WIDTHS[first:], rates[first:])
+    for width, rate in chain(bins, repeat((WIDTHS[-1], rates[-1]))):  # the last bin is open
         if left < width:
-            rate = 1 - (1 - rate) ** (left / width)
-            width = left
+            rate = 1 - (1 - rate) ** (left / width)  # noqa: PLW2901
+            width = left  # noqa: PLW2901
         reuses += unused * rate
         stay += unused * width * (1 - rate / 2)
         unused *= 1 - rate
         left -= width
-        number = min(number + 1, N_BINS - 1)
+        if left <= 0 or unused <= 1e-6:
+            break
     return reuses / stay
 
 

@@ -215,13 +215,12 @@ class Density:
         self._n_uses += 1
         if self._learning is not None:
             self._go_on_learning(self._learning)
-        is_turn = self._n_uses % AGE_EVERY == 0
+        is_turn = not self._n_uses % AGE_EVERY
         if is_turn or not self._is_aged:
             self._is_aged = self.prefixes.age(used)
-        at_first = self._n_uses <= LEARN_EVERY
-        is_due = is_turn and (at_first or self._n_uses % LEARN_EVERY == 0)
-        if is_due and self._learning is None and self.prefixes.n_reuses:
-            self._learning = Rates(self.prefixes, COARSER)
+            is_due = is_turn and (self._n_uses <= LEARN_EVERY or not self._n_uses % LEARN_EVERY)
+            if is_due and self._learning is None and self.prefixes.n_reuses:
+                self._learning = Rates(self.prefixes, COARSER)
 
     def _go_on_learning(self, rates: Rates) -> None:
         """Compute the scores of one more class, or publish all; no request computes many.
@@ -304,6 +303,8 @@ class DensityOrder:
         self._base = base
         self._clock = clock
         self._rates: Rates | None = None
+        self._known: dict[int, list[float]] = {}
+        """Scores by class, as far as these rates were asked for them."""
         self._queues: dict[int, RecencyQueue] = {}
         """Candidates by kind."""
         self._kinds: dict[int, list[int]] = {}
@@ -359,7 +360,9 @@ class DensityOrder:
         n_risen = 0
         while (taken := self._pop()) is not None:
             stamp, node, level = taken
-            now = 0 if cost is None else level_of(cost(node))
+            if cost is None:
+                return stamp, node
+            now = level_of(cost(node))
             if now <= level or n_risen == MOST_RISEN:
                 return stamp, node
             n_risen += 1
@@ -368,7 +371,7 @@ class DensityOrder:
 
     def learn(self, rates: Rates) -> int:
         """Take new rates of reuse by class; returns how many places were ranked."""
-        self._rates = rates
+        self._rates, self._known = rates, {}
         self.tau = self._base.capacity
         self._place = -1
         scores = {each: self._scores(each) for each in self._kinds}
@@ -387,8 +390,9 @@ class DensityOrder:
         """
         if self._cost is not None:
             return None
-        age = self._clock.now - self._clock.at(stamp)
-        return self._scores(class_of(stamp))[bin_of(age)] * self.tau / self._clock.unit
+        clock = self._clock
+        scores = self._known.get(stamp & MAX_CLASSES - 1) or self._scores(class_of(stamp))
+        return scores[bin_of(clock.now - clock.at(stamp))] * self.tau / clock.unit
 
     def __len__(self) -> int:
         n_asked = sum(map(len, self._queues.values()))
@@ -524,4 +528,8 @@ class DensityOrder:
         """Scores per unit of age, by bin."""
         if self._rates is None:
             return NOTHING_LEARNT if self._cost is None else AGE_ALONE
-        return self._rates.scores(its_class, self.tau / self._clock.unit)
+        scores = self._known.get(its_class)
+        if scores is None:
+            scores = self._rates.scores(its_class, self.tau / self._clock.unit)
+            self._known[its_class] = scores
+        return scores
