@@ -113,6 +113,6 @@ def test_a_worker_has_the_options_of_serve_but_for_its_http(capsys: Any) -> None
     from kvgraft_dynamo.command import OF_EVENTS, OF_THE_SERVER, dynamo_worker
     from kvgraft_transformers.serving.command import serve
 
-    own = {"host", "namespace", "component", "discovery_backend"}
+    own = {"host", "namespace", "component", "discovery_backend", "role"}
     names = {each.name for each in dynamo_worker.params}
     assert names == {each.name for each in serve.params} - OF_THE_SERVER - OF_EVENTS | own

@@ -51,9 +51,14 @@ def engine_options(command: click.Command) -> click.Command:
 )
 @click.option(
     "--component",
-    default="backend",
+    help="Dynamo's name for workers that serve alike.  [default: prefill for that role, backend]",
+)
+@click.option(
+    "--role",
+    default="both",
     show_default=True,
-    help="Dynamo's name for workers that serve alike.",
+    type=click.Choice(["both", "prefill", "decode"]),
+    help="Compute requests whole, or only prompts, or the rest behind those that others computed.",
 )
 @click.option(
     "--discovery-backend",
@@ -64,7 +69,13 @@ def engine_options(command: click.Command) -> click.Command:
     help="How frontends find the worker; file: in the directory DYN_FILE_KV, on one machine.",
 )
 def dynamo_worker(
-    model: str, host: str, namespace: str, component: str, discovery_backend: str, **options: Any
+    model: str,
+    host: str,
+    namespace: str,
+    component: str | None,
+    role: str,
+    discovery_backend: str,
+    **options: Any,
 ) -> None:
     """Serve MODEL as a worker of NVIDIA Dynamo.
 
@@ -84,9 +95,13 @@ def dynamo_worker(
     served = load_served_model(model, options, local=local)
     from dynamo.common.backend import Worker, WorkerConfig
 
-    from kvgraft_dynamo.worker import DynamoEngine
+    from kvgraft_dynamo.handing import Handing, Role
+    from kvgraft_dynamo.worker import DynamoEngine, mode_of
 
-    engine = DynamoEngine(served, model)
+    part = Role(role)
+    handing = None if part is Role.BOTH else asyncio.run(Handing.open(served.worker, served.name))
+    engine = DynamoEngine(served, model, part, handing)
+    component = component or ("prefill" if part is Role.PREFILL else "backend")
     config = WorkerConfig(
         namespace=namespace,
         component=component,
@@ -97,6 +112,7 @@ def dynamo_worker(
         else "completions",
         discovery_backend=discovery_backend,
         event_plane="zmq",
+        disaggregation_mode=mode_of(part),
     )
     click.echo(f"worker of {served.name!r} in {namespace}/{component} (stop with Ctrl-C)", err=True)
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import os
 import signal
@@ -17,15 +18,17 @@ from typing import Any
 from dynamo.common.backend import EngineConfig, LLMEngine, LlmRegistration, WorkerConfig
 from dynamo.common.backend.health_check import build_health_check_payload
 from dynamo.common.backend.publisher import ZmqSource
+from dynamo.common.constants import DisaggregationMode
 from dynamo.llm import exceptions
 
 from kvgraft import KvgraftError
+from kvgraft_dynamo.handing import Handing, Role
 from kvgraft_dynamo.requests import chunk_of, generation_request
-from kvgraft_transformers.engine import NewToken
+from kvgraft_transformers.engine import FinishReason, GenerationRequest, NewToken
 from kvgraft_transformers.serving.app import ServedModel
 from kvgraft_transformers.serving.worker import ShutdownError
 
-__all__ = ["DynamoEngine"]
+__all__ = ["DynamoEngine", "mode_of"]
 
 WATCH_S = 0.5
 """Seconds between two looks at whether the engine's thread runs."""
@@ -39,14 +42,24 @@ class DynamoEngine(LLMEngine):
     Args:
         served: the model with its running engine.
         model: the directory or name of the model, which the frontend reads its tokenizer from.
+        role: the part of each request that this worker computes.
+        handing: the hand-over to or from other workers; None for both parts.
 
     Attributes:
         failed: whether the engine ended by itself.
     """
 
-    def __init__(self, served: ServedModel, model: str) -> None:
+    def __init__(
+        self,
+        served: ServedModel,
+        model: str,
+        role: Role = Role.BOTH,
+        handing: Handing | None = None,
+    ) -> None:
         self._served = served
         self._model = model
+        self._role = role
+        self._handing = handing
         self._engine = served.worker.engine
         self._leaving: dict[str, asyncio.Event] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -89,11 +102,11 @@ class DynamoEngine(LLMEngine):
         """Yield tokens as they come."""
         left = self._leaving.setdefault(context.id(), asyncio.Event())
         try:
-            asked = generation_request(request, self._room_tokens)
+            asked = await self._begin(request)
             tokens = self._served.worker.generate(asked)
             async with contextlib.aclosing(tokens):
                 async for new in _until(tokens, left):
-                    yield chunk_of(new)
+                    yield {**chunk_of(new), **await self._handed(new)}
         except ShutdownError as error:
             raise exceptions.EngineShutdown(str(error)) from error
         except KvgraftError as error:
@@ -111,7 +124,28 @@ class DynamoEngine(LLMEngine):
         if self._watching is not None:
             self._watching.cancel()
             self._watching = None
+        if self._handing is not None:
+            await self._handing.close()
         await asyncio.to_thread(self._served.worker.stop)
+
+    async def _begin(self, request: Mapping[str, Any]) -> GenerationRequest:
+        """The part of a request that is computed here, once its data from elsewhere has come."""
+        asked = generation_request(request, self._room_tokens)
+        if self._handing is None:
+            return asked
+        if self._role is Role.PREFILL:
+            return dataclasses.replace(asked, max_new_tokens=1, min_new_tokens=0)
+        given = (request.get("prefill_result") or {}).get("disaggregated_params") or {}
+        await self._handing.take(given, asked.tokens, asked.namespace)
+        return asked
+
+    async def _handed(self, new: NewToken) -> dict[str, Any]:
+        """Fields of the last chunk of a prompt, for the worker that decodes."""
+        ended = new.finish in (FinishReason.STOP, FinishReason.LENGTH)
+        if self._handing is None or self._role is not Role.PREFILL or not ended:
+            return {}
+        asked = new.generation.request
+        return {"disaggregated_params": await self._handing.offer(asked.tokens, asked.namespace)}
 
     @property
     def _room_tokens(self) -> int:
@@ -124,6 +158,12 @@ class DynamoEngine(LLMEngine):
         self.failed = True
         log.error("the engine has stopped; the worker ends")
         os.kill(os.getpid(), signal.SIGTERM)
+
+
+def mode_of(role: Role) -> DisaggregationMode:
+    """Dynamo's name of a role."""
+    names = {Role.PREFILL: DisaggregationMode.PREFILL, Role.DECODE: DisaggregationMode.DECODE}
+    return names.get(role, DisaggregationMode.AGGREGATED)
 
 
 async def _until(tokens: AsyncIterator[NewToken], left: asyncio.Event) -> AsyncIterator[NewToken]:

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
-import torch
 
-from .conversations import NEW_TOKENS, Alone, Messages, Reply, conversation, talk
+from .asking import ask
+from .conversations import Alone, Reply, conversation, talk
 from .programs import START_S, Frontend, Worker, wait_until
 
 N_CONVERSATIONS, N_TURNS = 5, 3
@@ -25,18 +25,6 @@ class Fleet(NamedTuple):
     in_turn: Frontend
     workers: list[Worker]
     alone: Alone
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """In double precision, so that batches round nothing away."""
-    from kvgraft_transformers.tiny import build_tiny_model
-    from kvgraft_transformers.tiny_tokenizer import build_tiny_tokenizer
-
-    directory = tmp_path_factory.mktemp("models") / "tiny"
-    build_tiny_model("lfm3", dtype=torch.float64).save_pretrained(directory)
-    build_tiny_tokenizer().save_pretrained(directory)
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -65,26 +53,6 @@ def knows_both(frontend: Frontend) -> bool:
 
 def logs(fleet: Fleet) -> str:
     return "\n".join(each.said() for each in (fleet.by_cache, fleet.in_turn, *fleet.workers))
-
-
-def ask(frontend: Frontend, messages: Messages) -> Reply:
-    body: dict[str, Any] = {
-        "model": "tiny",
-        "messages": messages,
-        "max_tokens": NEW_TOKENS,
-        "temperature": 0,
-        "nvext": {"extra_fields": ["worker_id"]},
-    }
-    response = frontend.ask("chat/completions", **body)
-    assert response.status_code == 200, response.text
-    told = response.json()
-    usage = told["usage"]
-    return Reply(
-        told["choices"][0]["message"]["content"] or "",
-        usage["prompt_tokens"],
-        (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
-        told["nvext"]["worker_id"]["decode_worker_id"],
-    )
 
 
 def in_turns(frontend: Frontend, seed: int) -> list[list[Reply]]:

@@ -20,6 +20,7 @@ class Reply(NamedTuple):
     prompt_tokens: int
     cached_tokens: int = 0
     worker: int | None = None
+    prefill_worker: int | None = None
 
 
 def _text(numbers: random.Random, n_words: int) -> str:
