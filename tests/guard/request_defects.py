@@ -407,7 +407,10 @@ def a_load_back_that_finds_no_room(put: Patch) -> None:
 def an_admitted_chunk_that_does_not_fit(put: Patch) -> None:
     scene = Scene()
     put.into(scene.cache.budget, fitting_chunk=lambda self, request, tokens: 0)
-    scene.cache.next_chunk(scene.admitted(PROMPT))
+    request = scene.admitted(PROMPT, chunk=4)
+    assert scene.cache.allocate(request, 4)
+    scene.cache.computed(request, 4)
+    scene.cache.next_chunk(request)
 
 
 @breaks("A7", "base")

@@ -156,7 +156,12 @@ def evict_first_data_that_goes_before_older_data(put: Patch) -> None:
 
 @breaks("I9", "window")
 def a_victim_that_was_used_before_what_was_left_behind(put: Patch) -> None:
-    put.setattr(components, "LEFT", 1)
+    def used_first(self: components.Candidates, least: int) -> tuple[int | None, int | None]:
+        giver, level = following(self, least)
+        return giver, level if giver is None or not self._used[giver].n else 0
+
+    following = components.Candidates._next
+    put.setattr(components.Candidates, "_next", used_first)
     scene = Scene()
     scene.cached(PROMPT)
     scene.cache.evict("window", scene.component("window").device.free + 1)

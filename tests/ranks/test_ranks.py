@@ -56,12 +56,17 @@ def names(components: dict[str, Any]) -> str:
 def test_random_calls_have_equal_results_on_ranks_with_other_delays_and_hash_seeds(
     pair: Ranks, components: dict[str, Any], tier: str
 ) -> None:
-    job: dict[str, Any] = {"components": components, "seed": 1, "n_calls": N_CALLS}
-    if tier == "file":
-        job["store"] = names(components)
-    results = pair.run(job)
-    expect_equal(results)
-    assert results[0]["hits"] > 0
+    hits = 0
+    for seed in range(1, 6):
+        job: dict[str, Any] = {"components": components, "seed": seed, "n_calls": N_CALLS}
+        if tier == "file":
+            job["store"] = f"{names(components)} {seed}"
+        results = pair.run(job)
+        expect_equal(results)
+        hits += results[0]["hits"]
+        if hits:
+            return
+    pytest.fail(f"{seed} games without a hit")
 
 
 @pytest.mark.rule("D1", "D2")
