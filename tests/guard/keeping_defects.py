@@ -18,11 +18,12 @@ from kvgraft.tree.node import Node
 from kvgraft.tree.tree import Tree
 from kvgraft.types import Tier
 from kvgraft_retention import clearing, pins
+from kvgraft_retention.announcing import Announced
 from kvgraft_retention.lifetimes import Lifetimes, Retention, Retentions
 from kvgraft_retention.pins import Pins
 
 from .defect import breaks
-from .scene import LONGER, PROMPT, Patch, Scene
+from .scene import LONGER, PAGE, PROMPT, Patch, Scene
 
 __all__: list[str] = []
 
@@ -46,6 +47,32 @@ def a_request_admitted_into_a_cleared_namespace(put: Patch) -> None:
     scene.cache.clear()
     put.into(scene.cache.tree, is_cleared=lambda self, node: False)
     scene.cache.admit(request)
+
+
+@breaks("M1")
+def a_request_that_the_engine_admits_into_a_cleared_namespace(put: Patch) -> None:
+    scene = Scene()
+    scene.cached(PROMPT)
+    request = scene.begin(LONGER)
+    scene.cache.clear()
+    put.into(scene.cache.tree, is_cleared=lambda self, node: False)
+    scene.cache.engine_slots.admit(request)
+
+
+@breaks("T7", "base")
+def data_that_the_first_in_line_will_use_and_the_last_one_leaves_first(put: Patch) -> None:
+    scene = Scene(plain=True)
+    for number in range(3):
+        scene.cached(range(100 * number, 100 * number + 4 * PAGE))
+    put.setattr(Announced, "place", latest_place)
+    for number, place in ((0, 1), (1, 5), (0, 9)):
+        key = TokenKey(range(100 * number, 100 * number + 4 * PAGE + 1))
+        scene.cache.announce(key, place=place)
+    scene.cache.evict("base", 16)
+
+
+def latest_place(self: Announced, index: int, node: Node) -> int | None:
+    return max(self._places.get((index, node), {}).values(), default=None)
 
 
 @breaks("T3", "base")

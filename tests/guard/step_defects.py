@@ -216,3 +216,22 @@ def a_pass_that_may_have_computed_more_than_it_had_slots_for(put: Patch) -> None
     scene = Scene(plain=True)
     put.setattr(Stepper, "end", more)
     decoding(scene)
+
+
+@breaks("T9")
+def tokens_behind_the_first_of_two_cuts_that_count(put: Patch) -> None:
+    def latest(self: Request, end: int) -> None:
+        self.cuts[self.row] = end
+
+    scene = Scene(plain=True)
+    requests = decoding(scene)
+    put.setattr(Request, "was_cut", latest)
+    for _ in range(3):  # the guard looks at one of three requests in each step
+        ends = [request.computed for request in requests]
+        scene.cache.step(requests, n_tokens=3, n_computed=0)
+        for request, end in zip(requests, ends):
+            request.key.extend([1] * (end + 3 - request.key.n_tokens))
+            request.key.truncate(end + 1)
+            request.key.extend([7, 7])
+            request.key.truncate(end + 2)
+        scene.cache.step(requests, n_tokens=0)

@@ -17,6 +17,7 @@ from kvgraft.tree.keys import TokenKey
 from kvgraft.types import PointKind, Tier
 from kvgraft_guard.books import FREE, IN_FLIGHT, PRIVATE, PROMISED, Counts, Pool, Reading
 from kvgraft_guard.decoding import draft_pages
+from kvgraft_guard.paths import check_not_cleared
 from kvgraft_guard.waits import Waits
 from kvgraft_guard.watched import After, Holdings, Watched, holdings
 
@@ -175,7 +176,7 @@ class Admitting:
                 self._check_demand(request, component)
             watched.promises.check_demands(request)
             if decision.admitted:
-                self._check_not_cleared(request)
+                check_not_cleared(self.tree, request)
                 self._check_key_is_its_own(request)
                 watched.promises.check_decision(request, decision)
                 self._check_promises(request, was, now)
@@ -200,20 +201,6 @@ class Admitting:
             watched.promises.check_decision(request, decision)
 
         return after
-
-    def _check_not_cleared(self, request: Request) -> None:
-        """It was matched again where its namespace was cleared since (M1)."""
-        node = request.receipt.anchor
-        while node.parent is not None:
-            node = node.parent
-        if node in self.tree.cleared or request.root is not node:
-            raise ContractViolation(
-                "M1",
-                None,
-                f"the request of {request.prompt} tokens is admitted with a match of "
-                f"{request.anchor_tokens} in a tree of namespace {request.namespace!r} that was "
-                "cleared",
-            )
 
     def _check_key_is_its_own(self, request: Request) -> None:
         """No other request that runs would append its tokens to the key (T11)."""

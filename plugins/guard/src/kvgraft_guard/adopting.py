@@ -10,6 +10,7 @@ import numpy as np
 from kvgraft.errors import ContractViolation
 from kvgraft.requests.request import Request
 from kvgraft_guard.books import FREE, PRIVATE, PROMISED, Reading
+from kvgraft_guard.paths import check_not_cleared
 from kvgraft_guard.watched import After, Watched
 from kvgraft_scheduling.engine_slots import EngineSlots
 
@@ -64,6 +65,7 @@ class Adopting:
 
         def after(result: Any, was: Reading, now: Reading) -> None:
             self._check({}, before, was, now)
+            check_not_cleared(self.tree, request)
             self.watched.promises.unpromised(request)
             self.watched.shares.remember(request)
 

@@ -139,6 +139,10 @@ def _guarded(plain: type[Cache]) -> type[Cache]:
                 )
             return step
 
+        def key_was_cut(self, key: TokenKey, end: int) -> None:
+            super().key_was_cut(key, end)
+            self.guard.steps.cut(self.running[id(key)], end)
+
         def table(self, request: Request, component: str, start: int = 0) -> npt.NDArray[np.int32]:
             table: npt.NDArray[np.int32] = super().table(request, component, start)
             if self.guard.period == 1 and not start:

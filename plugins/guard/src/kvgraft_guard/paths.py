@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvgraft.errors import ContractViolation
 from kvgraft.pools.allocator import SLOT_BYTES
+from kvgraft.requests.request import Request
 from kvgraft.terms import Chunk, Everything, Leading, Trailing
 from kvgraft.tree.component import TreeComponent
 from kvgraft.tree.keys import TokenKey
@@ -20,6 +22,7 @@ __all__ = [
     "NONE",
     "Pages",
     "Shelf",
+    "check_not_cleared",
     "deepest",
     "follow",
     "is_root_of",
@@ -85,6 +88,21 @@ def _readable(node: Node, component: TreeComponent) -> tuple[bool, bool]:
     if component.home_is_host:
         return device and host, host
     return device, device or host
+
+
+def check_not_cleared(tree: Tree, request: Request) -> None:
+    """An admitted request was matched again where its namespace was cleared since (M1)."""
+    node = request.receipt.anchor
+    while node.parent is not None:
+        node = node.parent
+    if node in tree.cleared or request.root is not node:
+        raise ContractViolation(
+            "M1",
+            None,
+            f"the request of {request.prompt} tokens is admitted with a match of "
+            f"{request.anchor_tokens} in a tree of namespace {request.namespace!r} that was "
+            "cleared",
+        )
 
 
 def is_root_of(tree: Tree, node: Node, namespace: object) -> bool:

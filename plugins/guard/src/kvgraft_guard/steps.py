@@ -83,16 +83,14 @@ class Steps:
         self._before: list[_Before] = []
         self._mirrors: dict[str, Table] = {}
 
-    def asked(self, requests: object, n_computed: object) -> None:
-        """A step begins: note its arguments, cut keys, and requests with new rows.
+    def cut(self, request: Request, end: int) -> None:
+        """Its key was cut: slots behind are of tokens that count in no step."""
+        known, until = self._until.get(id(request), (None, 0))
+        if known is request and end >= max(request.prompt, request.computed):
+            self._until[id(request)] = request, min(until, end)
 
-        Slots behind a cut are of tokens that count in no step.
-        """
-        for row, end in self.rows.cuts.items():
-            request = self.rows.request[row]
-            known, until = self._until.get(id(request), (None, 0))
-            if request is not None and known is request:
-                self._until[id(request)] = request, min(until, end)
+    def asked(self, requests: object, n_computed: object) -> None:
+        """A step begins: note its arguments, and requests with new rows."""
         self._asked, self._before = n_computed, []
         given = requests if isinstance(requests, (list, tuple)) else ()
         self._known = {id(each) for each in given if isinstance(each, Request) and each.row >= 0}
