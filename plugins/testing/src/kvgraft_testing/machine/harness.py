@@ -532,6 +532,35 @@ class Harness:
         self.live.remove(live)
         self.bench.act("abort", lambda: self.cache.abort(live.request))
 
+    def admit_by_engine(self, live: Live) -> None:
+        """The engine admits a request itself after its namespace was cleared, and gives it up.
+
+        It is matched again, in a tree without any data (M1).
+        """
+        self.bench.trace.call(f"engine_slots.admit {live.name}")
+        live.found_again()
+        before = self.bench.seen
+        resumed = self._resumed(live.sequence, before, self.leases.limit(live.prompt))
+
+        def renewed(result: None) -> None:
+            resumed(result)
+            live.leased(self.model.page_size)
+
+        self.bench.act(
+            "engine_slots.admit",
+            lambda: self.cache.engine_slots.admit(live.request),
+            uses=renewed,
+            by=[live.using],
+        )
+        anchor = live.request.anchor_tokens
+        self.judge.expect(
+            not anchor,
+            "M1",
+            None,
+            lambda: f"{live.name} is admitted at {anchor}, in a namespace that was cleared",
+        )
+        self.abort(live)
+
     def clear(self, namespace: object) -> None:
         """No match finds data of some namespaces any more; held data stays until it is released."""
         bench, roots = self.bench, self.cache.tree.roots

@@ -545,7 +545,10 @@ class Scenes(Picking):
         namespace, tokens = picked(self.harness.ended, index)
         live = self._begin(namespace, (*tokens, 1), 0, None)
         self.harness.clear(namespace if alone else Namespaces.ALL)
-        self._along(live, 3)
+        if live.adopts:
+            self.harness.admit_by_engine(live)
+        else:
+            self._along(live, 3)
 
     @precondition(lambda self: not self.over and self.harness.ended and self._fetches_again)
     @rule(

@@ -297,6 +297,8 @@ class Steps:
             live.tuple = (*live.tuple, *[token] * n_tokens)
             if form.handed:
                 live.request.key.truncate(len(live.tuple))
+                if not n_tokens:
+                    self._cut_again(live)
             else:
                 live.request.key.extend([token] * n_tokens)
 
@@ -316,6 +318,23 @@ class Steps:
             except Exception as error:
                 raise as_violation(error, "step") from error
             self.judge.fail("T11", None, f"{what}: a step of {live.name} counts {n_computed}")
+
+    def _cut_again(self, live: Live) -> None:
+        """Tokens behind the first cut do not count, where a key grew and was cut again (G2)."""
+        request, end = live.request, len(live.tuple)
+        request.key.extend([1, 1])
+        request.key.truncate(end + 1)
+        standing = plain(request)
+        try:
+            self.cache.step([request], n_tokens=0, n_computed=1)
+        except LeaseError:
+            check_unchanged(self.judge, "G2", standing, request, live.name)
+        except Exception as error:
+            raise as_violation(error, "step") from error
+        else:
+            said = f"{live.name} was cut to {end} tokens, and counts one behind"
+            self.judge.fail("G2", None, said)
+        request.key.truncate(end)
 
     def _pass(self, live: Live, n_tokens: int) -> None:
         """The model computes tokens, which the next step notes."""
