@@ -98,7 +98,7 @@ test-nixl: setup ## run the hand-over's tests that need NIXL, which it installs 
 	-$(PIP) install -q --no-deps 'nixl-cu12>=1.5,<2'
 	$(PY) -m pytest -m 'not long' plugins/nixl/tests/test_nixl.py
 
-test-fleet: test-fleet-files ## run two workers under NVIDIA Dynamo's router, which it fetches; three minutes
+test-fleet: test-fleet-files ## run two workers under NVIDIA Dynamo's router, which it fetches; six minutes
 
 test-newest: ## run the tests on the newest version of every dependency, in an environment of its own
 test-oldest: ## run the tests on the oldest version of every dependency that is allowed, likewise

@@ -47,7 +47,7 @@ def test_options_reach_the_engine_under_its_names() -> None:
             "ignore_eos": True,
         },
         output_options={"logprobs": 2},
-        routing={"cache_namespace": "chat", "priority": 4},
+        routing={"cache_salt": "chat", "priority": 4},
     )
     sampling = request.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.5, 0, 0.9)
@@ -57,6 +57,22 @@ def test_options_reach_the_engine_under_its_names() -> None:
     assert request.ignore_end
     assert request.namespace == "chat"
     assert request.priority == 4
+
+
+@pytest.mark.parametrize(
+    ("more", "namespace"),
+    [
+        ({"routing": {"cache_salt": "a"}}, "a"),
+        ({"extra_args": {"nvext": {"cache_salt": "b"}}}, "b"),
+        ({"routing": {"cache_salt": "a"}, "extra_args": {"nvext": {"cache_salt": "b"}}}, "a"),
+        ({"routing": {"cache_salt": None}, "extra_args": None}, None),
+        ({"routing": {"cache_salt": ""}}, None),
+    ],
+)
+def test_a_salt_keeps_requests_apart_in_the_cache(
+    more: dict[str, Any], namespace: str | None
+) -> None:
+    assert asked(**more).namespace == namespace
 
 
 @pytest.mark.parametrize(

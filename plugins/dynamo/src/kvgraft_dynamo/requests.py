@@ -126,8 +126,10 @@ def _sampling(given: Mapping[str, Any], output: Mapping[str, Any]) -> Sampling:
 
 
 def _namespace(request: Mapping[str, Any]) -> str | None:
-    salt = _given(request, "routing").get("cache_namespace") or request.get("cache_salt")
-    return None if salt is None else str(salt)
+    """Dynamo's `cache_salt`: hints of routing carry it, or else the extensions of the request."""
+    extensions = _given(_given(request, "extra_args"), "nvext")
+    salt = _given(request, "routing").get("cache_salt") or extensions.get("cache_salt")
+    return str(salt) if salt else None
 
 
 def _usage(generation: Generation) -> dict[str, Any]:
