@@ -262,7 +262,7 @@ class Order:
     def _last_if_announced(self, node: Node, component: TreeComponent, rank: _Rank) -> _Rank:
         """Announced data leaves behind all other of its level, the last place first."""
         announced = getattr(self._order(component).first_order, "announced", None)
-        places = () if announced is None else announced._of(component, node).values()
+        places = () if announced is None else announced.places_of(component, node).values()
         place = min(places, default=None)
         return rank if place is None or rank[0] <= EXPIRED else (rank[0] + 0.5, -place, 0)
 

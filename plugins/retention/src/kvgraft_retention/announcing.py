@@ -93,7 +93,7 @@ class Announced(TreeObserver):
                 for component in tree.components:
                     for node in needed_nodes(found, component):
                         data[component.index, node] = None
-                        places = {**self._of(component, node), self._last: self._last_place}
+                        places = {**self.places_of(component, node), self._last: self._last_place}
                         self._change(component, node, places)
         finally:
             tree.release_root(root)
@@ -104,7 +104,7 @@ class Announced(TreeObserver):
         self._roots.pop(number, None)
         for index, node in self._data.pop(number, ()):
             component = self._tree.components[index]
-            places = dict(self._of(component, node))
+            places = dict(self.places_of(component, node))
             del places[number]
             self._change(component, node, places)
 
@@ -113,12 +113,16 @@ class Announced(TreeObserver):
         places = self._places.get((index, node))
         return min(places.values()) if places else None
 
+    def places_of(self, component: TreeComponent, node: Node) -> dict[int, int]:
+        """The places of all requests that will use a component's data, by announcement."""
+        return self._places.get((component.index, node), {})
+
     # -- the tree's changes
 
     def split(self, upper: Node, node: Node) -> None:
         """Both parts are announced like the whole was; a state stays with the lower one."""
         for component in self._tree.components:
-            places = self._of(component, node)
+            places = self.places_of(component, node)
             if places and not component.is_state:
                 self._places[component.index, upper] = dict(places)
                 for number in places:
@@ -137,9 +141,6 @@ class Announced(TreeObserver):
             self.withdraw(number)
 
     # -- inside
-
-    def _of(self, component: TreeComponent, node: Node) -> dict[int, int]:
-        return self._places.get((component.index, node), {})
 
     def _change(self, component: TreeComponent, node: Node, places: dict[int, int]) -> None:
         """Give a component's data on a node other announcements; where it waits to leave, anew."""
